@@ -5,7 +5,7 @@ import logging
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryFile
@@ -52,16 +52,26 @@ def run_forked(command: Sequence[str], env: dict[str, str], **_: Any) -> Complet
     """In the place of `subprocess.run`: a fork does what the command says, its output captured."""
     python, script, *arguments = command
     assert [python, script] == [sys.executable, str(SCRIPT)]
+    return forked(polygraph_eval_here, *arguments, env=env)
+
+
+def forked(
+    function: Callable[..., object], *arguments: str, env: dict[str, str]
+) -> CompletedProcess:
+    """What a process with these variables would do, but for what was imported, and its output."""
     with TemporaryFile("w+") as said, TemporaryFile("w+") as errors:
-        code = exit_code(_captured, arguments, env, said, errors)
+        code = exit_code(_captured, function, arguments, env, said, errors)
         said.seek(0), errors.seek(0)
-        return CompletedProcess(command, code, said.read(), errors.read())
+        return CompletedProcess(arguments, code, said.read(), errors.read())
 
 
-def _captured(arguments: Sequence[str], env: dict[str, str], *files: IO[str]) -> None:
+def _captured(
+    function: Callable[..., object], arguments: Sequence[str], env: dict[str, str], *files: IO[str]
+) -> None:
+    os.environ.clear()
     os.environ.update(env)
     for number, file in enumerate(files, 1):
         os.dup2(file.fileno(), number)
     sys.stdout, sys.stderr = files
     gc.freeze()  # to look for garbage in what is shared would copy it
-    polygraph_eval_here(*arguments)
+    function(*arguments)

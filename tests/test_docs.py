@@ -21,6 +21,7 @@ from sybil.parsers.myst import PythonCodeBlockParser
 
 from lm_polygraph_asmi.analysis import Clustered
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.results import names
 from lm_polygraph_asmi.scoring.statistics import UNMASKED, AnswerStatistics
@@ -55,6 +56,7 @@ def tiny_hub(monkeypatch):
     for owner, thing in (("AutoModelForCausalLM", tiny.model), ("AutoTokenizer", tokenizer)):
         found = classmethod(lambda _, name, thing=thing, **__: thing if name else None)
         monkeypatch.setattr(getattr(transformers, owner), "from_pretrained", found)
+    monkeypatch.setattr(Repository, "problem", lambda _: None)
     yield
     load_named.cache_clear()
 

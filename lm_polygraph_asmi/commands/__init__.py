@@ -16,6 +16,7 @@ from lm_polygraph_asmi.commands.calibrate import calibrate
 from lm_polygraph_asmi.commands.configs import configs
 from lm_polygraph_asmi.commands.decide import decide
 from lm_polygraph_asmi.commands.doctor import doctor
+from lm_polygraph_asmi.commands.fetch import fetch
 from lm_polygraph_asmi.commands.gate import gate
 from lm_polygraph_asmi.commands.merge import merge
 from lm_polygraph_asmi.commands.plan import plan
@@ -64,5 +65,17 @@ def heads() -> None:
     """Test the paper's claims on heads: the causal probe."""
 
 
-for command in (calibrate, configs, decide, doctor, gate, merge, plan, report, results, score):
+for command in (
+    calibrate,
+    configs,
+    decide,
+    doctor,
+    fetch,
+    gate,
+    merge,
+    plan,
+    report,
+    results,
+    score,
+):
     main.add_command(command)

@@ -32,7 +32,7 @@ from lm_polygraph_asmi.results.manifest import (
     write_manifest,
 )
 from lm_polygraph_asmi.results.runs import read_manager
-from lm_polygraph_asmi.runs.checks import Plan, findings_of, read_plan
+from lm_polygraph_asmi.runs.checks import Plan, prepare, read_plan
 from lm_polygraph_asmi.runs.rows import results_folder
 from lm_polygraph_asmi.runs.screen import screen
 
@@ -132,7 +132,7 @@ def _start(config: DictConfig, main: Main, until_end: ExitStack) -> Path:
     started = time.time()
     reset_peak_memory()
     plan = read_plan(config)
-    findings = [finding for found in findings_of(plan).values() for finding in found]
+    findings = prepare(plan)
     for finding in findings:
         log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
     if fatal := [finding.text for finding in findings if finding.fatal]:

@@ -1,0 +1,209 @@
+"""Shipped configs as people start them, by the names they have, with a hub on this machine."""
+
+import os
+from collections.abc import Iterator
+from importlib import reload
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import datasets
+import huggingface_hub
+import nltk
+import numpy as np
+import pytest
+
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.results.runs import Run, load_run
+from tests.hub import TOKEN, Hub
+from tests.hub_files import BENCHMARKS, write_dataset, write_hub
+from tests.polygraph import forked, polygraph_eval_here
+from tests.stand_ins import StandIns
+
+QWEN, LLAMA = "Qwen/Qwen3-4B-Base", "meta-llama/Llama-2-7b-hf"
+COQA = ("--config-name", "asmi_coqa", "data.first=2")
+"""The metric IsotonicPCC needs two rows."""
+MODELS = {
+    "asmi_qwen3_4b_base": QWEN,
+    "asmi_qwen3_8b_base": "Qwen/Qwen3-8B-Base",
+    "asmi_llama2_7b": LLAMA,
+    "asmi_mistral_7b": "mistralai/Mistral-7B-v0.1",
+}
+"""Shipped config -> its model."""
+
+
+@pytest.fixture(scope="module")
+def files(stand_ins: StandIns, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hub(tmp_path_factory.mktemp("hub"), stand_ins)
+
+
+@pytest.fixture
+def hub(files: Path) -> Iterator[Hub]:
+    with Hub(files) as hub:
+        yield hub
+
+
+class Machine:
+    """A user's machine, with NLTK's data and spaCy's model; all else is on the hub."""
+
+    def __init__(self, folder: Path, hub: Hub, stand_ins: StandIns) -> None:
+        self.hub, self.stand_ins = hub, stand_ins
+        self.home, self.folder = folder / "home", folder / "cwd"
+        self.folder.mkdir()
+        name = "en_core_web_sm"
+        (self.folder / name).symlink_to(stand_ins.working_directory / name)
+
+    def start(self, command: str, *arguments: str, **variables: str) -> CompletedProcess:
+        """`polygraph_eval`, or a command of `polygraph_asmi`."""
+        environment = self.hub.environment(self.home)
+        environment |= {"NLTK_DATA": self.stand_ins.environment["NLTK_DATA"], "COLUMNS": "1000"}
+        return forked(self._command, command, *arguments, env=environment | variables)
+
+    def _command(self, command: str, *arguments: str) -> None:
+        os.chdir(self.folder)
+        nltk.data.path = [os.environ["NLTK_DATA"]]
+        reload(huggingface_hub.constants)  # where libraries have read the variables
+        reload(datasets.config)
+        huggingface_hub.hf_api.api.endpoint = huggingface_hub.constants.ENDPOINT
+        if command == "polygraph_eval":
+            polygraph_eval_here(*arguments)
+        else:
+            main([command, *arguments])
+
+    def run(self, *arguments: str, **variables: str) -> Run:
+        """A run that works."""
+        done = self.start("polygraph_eval", *arguments, **variables)
+        assert done.returncode == 0, done.stderr
+        (*_, manager) = sorted(self.folder.glob("workdir/output/*/*/*/ue_manager_seed1"))
+        run = load_run(manager)
+        assert run.scores.shape == (2, 20)
+        assert np.isfinite(run.scores.to_numpy()).all()
+        assert list(run.quality) == ["AlignScore"]
+        return run
+
+    def fails(self, *command: str, says: tuple[str, ...], **variables: str) -> None:
+        """A run stops before its model is loaded, as the doctor predicts, with these words."""
+        doctor = self.start("doctor", "--no-run", *command, **variables)
+        assert doctor.returncode == 1, doctor.stdout + doctor.stderr
+        (problem,) = (line for line in doctor.stdout.splitlines() if "│ problem │" in line)
+        run = self.start("polygraph_eval", *command, **variables)
+        said = run.stdout + run.stderr
+        assert run.returncode == 1, said
+        for text in says:
+            assert text in problem, problem
+            assert text in said, said
+        assert "Traceback" not in doctor.stderr + said
+        assert not self.loads_a_model()
+
+    def loads_a_model(self) -> bool:
+        logs = self.folder.glob("workdir/output/*/*/*/*.log")
+        return any("Loading model" in log.read_text() for log in logs)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, hub: Hub, stand_ins: StandIns) -> Machine:
+    return Machine(tmp_path, hub, stand_ins)
+
+
+def test_a_benchmark_on_a_mirror_and_then_offline(machine):
+    """As on the login node of a cluster, and on a node that computes."""
+    hub, run = machine.hub, machine.run(*COQA)
+    assert hub.past == set()
+    assert {file for file in hub.fetched() if file.endswith(".bin")} == {
+        "microsoft/deberta-large-mnli/pytorch_model.bin"
+    }
+    asked = len(hub.requests)
+    again = machine.run(*COQA, HF_HUB_OFFLINE="1")
+    assert len(hub.requests) == asked
+    np.testing.assert_array_equal(again.scores, run.scores)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [
+        *((name, "asmi_qwen3_4b_base") for name in BENCHMARKS),
+        *(("asmi_coqa", name) for name in list(MODELS)[1:]),
+    ],
+)
+def test_every_benchmark_and_backbone(machine, config, model):
+    command = ("--config-name", config, f"model={model}", "data.first=2")
+    run = machine.run(*command)
+    assert machine.hub.past == set()
+    sources = {"model": ("models", MODELS[model]), "dataset": ("datasets", BENCHMARKS[config][0])}
+    for entry, source in sources.items():
+        assert run.manifest[entry]["revision"] == machine.hub.repository(*source).commit
+    offline = machine.run(*command, HF_HUB_OFFLINE="1")
+    np.testing.assert_array_equal(offline.scores, run.scores)
+
+
+GATED = ("--config-name", "asmi_coqa", "model=asmi_llama2_7b", "data.first=2")
+
+
+def test_a_model_with_terms_to_accept(machine):
+    machine.hub.gated.add(LLAMA)
+    machine.fails(*GATED, says=(LLAMA, "hf auth login"))
+    machine.fails(*GATED, says=(LLAMA, "accept"), HF_TOKEN="hf_other")
+
+
+@pytest.mark.slow
+def test_a_model_whose_terms_were_accepted(machine):
+    machine.hub.gated.add(LLAMA)
+    machine.run(*GATED, HF_TOKEN=TOKEN)
+
+
+FIRST_SHARD = "model-00001-of-00003.safetensors"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "size"),
+    [
+        (f"{QWEN}/{FIRST_SHARD}", 50_000),
+        ("yzha/AlignScore/AlignScore-large.ckpt", 200_000),
+        ("microsoft/deberta-large-mnli/pytorch_model.bin", 100_000),
+        ("cross-encoder/stsb-roberta-large/model.safetensors", 100_000),
+        ("FacebookAI/roberta-large/model.safetensors", 100_000),
+        ("LM-Polygraph/coqa/continuation/test-00000-of-00001.parquet", 1000),
+    ],
+)
+def test_a_repository_that_stops_answering_in_the_middle_of_a_file(machine, file, size):
+    """The run ends before its model is loaded; another one goes on from there."""
+    machine.hub.stalls[file] = size
+    name = "roberta-large" if "roberta-large" in file else "/".join(file.split("/")[:2])
+    fetch = "polygraph_asmi fetch --config-name asmi_coqa"
+    run = machine.start("polygraph_eval", *COQA)
+    said = run.stdout + run.stderr
+    assert run.returncode == 1, said
+    assert name in said
+    assert "Traceback" not in said
+    assert not machine.loads_a_model()
+    machine.fails(*COQA, says=(name, "does not answer", fetch))
+    machine.hub.resume()
+    machine.run(*COQA)
+    assert any(request.first_byte == size for request in machine.hub.requests)
+
+
+def test_a_data_set_without_the_split(files, tmp_path, stand_ins):
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "models").symlink_to(files / "models")
+    name, configuration, _ = BENCHMARKS["asmi_coqa"]
+    rows = datasets.Dataset.from_dict({"input": ["a", "b"], "output": ["c", "d"]})
+    write_dataset(tmp_path / "hub" / "datasets" / name, rows, configuration, ("train",))
+    with Hub(tmp_path / "hub") as hub:
+        machine = Machine(tmp_path, hub, stand_ins)
+        machine.fails(*COQA, says=(f"{name} {configuration}", "'test'", "train", "data.split"))
+
+
+@pytest.mark.slow
+def test_fetch_gets_all_that_a_run_needs_and_says_sizes_first(machine):
+    """On the login node of a cluster; its nodes that compute have no connection."""
+    hub = machine.hub
+    done = machine.start("fetch", *COQA)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index(" kB ") < done.stdout.index("All is on this machine.")
+    assert hub.past <= {"http://datasets-server.127.0.0.1"}
+    asked = len(hub.requests)
+    machine.run(*COQA, HF_HUB_OFFLINE="1")
+    assert len(hub.requests) == asked
+    again = machine.start("fetch", *COQA)
+    assert again.stdout.count(" here ") == again.stdout.count("\n│")

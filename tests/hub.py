@@ -35,7 +35,7 @@ ELSEWHERE = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "SENTENCE_TRANSFORMERS_", "
 
 
 class Request(NamedTuple):
-    """What a client asked; `first_byte`: where it resumed a file."""
+    """What a client asked; status 0: without an answer; `first_byte`: where it resumed a file."""
 
     method: str
     path: str
@@ -91,12 +91,15 @@ class Hub:
         root: folder of what is served.
         gated: names of repositories whose files need a licence.
         stalls: "OWNER/NAME/FILE" -> bytes of it after which its repository stops answering.
+        hangs: whether a repository that stopped answering keeps its clients waiting; else it closes
+            their connections.
         requests: all so far.
     """
 
     root: Path
     gated: set[str] = field(default_factory=set)
     stalls: dict[str, int] = field(default_factory=dict)
+    hangs: bool = False
     requests: list[Request] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
     _resumed: Event = field(default_factory=Event)
@@ -271,7 +274,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._be_silent()
 
     def _be_silent(self) -> None:
-        self.server.hub.wait()
+        self.server.hub.requests.append(Request(self.command, self.path, 0))
+        if self.server.hub.hangs:
+            self.server.hub.wait()
         self.close_connection = True
 
     def _refuse(

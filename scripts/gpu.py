@@ -23,7 +23,7 @@ import click
 import torch
 from bench_suffix import machine
 
-from lm_polygraph_asmi.host.side_models import hub_problem
+from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.results.manifest import packages, read_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -174,8 +174,8 @@ def benchmark(folder: Path, rehearse: bool) -> Part:
     for file in place.glob("*_seed1*"):  # of an earlier call
         file.unlink()
     part = run(title, command, folder / "coqa.log", lambda _: phases(manager), **process)
-    if part.failed and not rehearse and (problem := hub_problem(MODEL)):
-        return part._replace(outcome=f"not run: {problem}")
+    if part.failed and not rehearse and (refusal := Repository(MODEL).refusal()):
+        return part._replace(outcome=f"not run: {refusal.why}")
     return part
 
 

@@ -14,6 +14,7 @@ from lm_polygraph_asmi import __version__
 from lm_polygraph_asmi.commands.calibrate import calibrate
 from lm_polygraph_asmi.commands.decide import decide
 from lm_polygraph_asmi.commands.doctor import doctor
+from lm_polygraph_asmi.commands.fetch import fetch
 from lm_polygraph_asmi.commands.gate import gate
 from lm_polygraph_asmi.commands.merge import merge
 from lm_polygraph_asmi.commands.plan import plan
@@ -60,5 +61,5 @@ def heads() -> None:
     """Test the paper's claims on heads: the causal probe."""
 
 
-for command in (calibrate, decide, doctor, gate, merge, plan, report, results, score):
+for command in (calibrate, decide, doctor, fetch, gate, merge, plan, report, results, score):
     main.add_command(command)

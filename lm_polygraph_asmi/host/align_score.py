@@ -7,18 +7,22 @@ fails if a trainer saved objects of its own beside the weights.
 
 import logging
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlparse
+from unittest.mock import patch
 
 import torch
 from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
 from torch import Tensor, nn
 
-CHECKPOINT = "https://huggingface.co/yzha/AlignScore/resolve/main/AlignScore-large.ckpt"
-"""LM-Polygraph's default."""
+from lm_polygraph_asmi.host.hub import Repository
+
+FILE = "AlignScore-large.ckpt"
+CHECKPOINT = "yzha/AlignScore"
+"""The repository of LM-Polygraph's default."""
 NAMED = 3
 """Largest number of weights that a message lists of each kind."""
 SCORING = ("base_model.", "tri_layer.")
@@ -57,7 +61,7 @@ class _OnlyWeights(pickle.Unpickler):
 class AlignScore(HostAlignScore):
     """AlignScore as LM-Polygraph computes it, in [0, 1]; higher = better supported.
 
-    `ckpt_path` is the file or URL of the weights; all else is as for LM-Polygraph's metric, which
+    `ckpt_path` names the weights, see `source_of`; all else is as for LM-Polygraph's metric, which
     does not use `lang` either. FileNotFoundError or ConnectionError without the checkpoint,
     ValueError for one of another model. Source: Zha et al. (2023), AlignScore.
     """
@@ -67,7 +71,9 @@ class AlignScore(HostAlignScore):
         root = logging.getLogger()
         root.addFilter(_is_true)
         try:
-            super().__init__(lang, ckpt_path=None, **settings)
+            # It would ask for NLTK's data each time, which a run has checked.
+            with patch("nltk.download"):
+                super().__init__(lang, ckpt_path=None, **settings)
         finally:
             root.removeFilter(_is_true)
         load_weights(self.scorer.model.model, weights, str(ckpt_path))
@@ -133,27 +139,31 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
 
 
 def _expected() -> str:
-    return f"expected align_score_path to name the file AlignScore-large.ckpt, or {CHECKPOINT}"
+    return f"expected align_score_path to name the file {FILE}, or {CHECKPOINT}"
+
+
+def source_of(checkpoint: str) -> Repository | None:
+    """The hub's file that is named: "owner/name", also with "@revision", or a URL of the file.
+
+    None for a local file. A URL is asked of the hub that is set, which may be a mirror.
+    """
+    name = r"([\w-]+/[\w.-]+?)"
+    found = re.fullmatch(
+        rf"{name}(?:@([\w.-]+))?|https?://[^/]+/{name}/resolve/(.+?)/([^?]+).*", checkpoint
+    )
+    if found is None or Path(checkpoint).exists():
+        return None
+    return Repository(found[1] or found[3], found[2] or found[4], part=found[5] or FILE)
 
 
 def _file(checkpoint: str) -> Path:
-    """The local file of a checkpoint; a URL is downloaded once, to torch's folder."""
-    path = Path(checkpoint)
-    if path.is_file():
-        return path
-    if urlparse(checkpoint).scheme not in ("http", "https"):
+    """The local file of a checkpoint, downloaded if a hub has it."""
+    source, path = source_of(checkpoint), Path(checkpoint)
+    if source is not None:
+        return source.download() / str(source.part)
+    if not path.is_file():
         reason = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"{checkpoint} {reason}: {_expected()}")
-    path = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(checkpoint).path).name)
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            torch.hub.download_url_to_file(checkpoint, str(path), progress=False)
-        except OSError as error:
-            raise ConnectionError(
-                f"cannot download {checkpoint} ({error}): download it elsewhere and name the file "
-                "with align_score_path"
-            ) from error
     return path
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
@@ -22,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import is_peft_available, logging
 
+from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.smollm2 import log, smollm2_source
 
 ADAPTER = "adapter_config.json"
@@ -48,6 +48,11 @@ def load_model(
     """
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"expected dtype auto or a torch dtype such as float32, got {dtype!r}")
+    repository = Repository(
+        model_path, kwargs.get("revision"), kwargs.get("cache_dir"), kwargs.get("gguf_file")
+    )
+    if not Path(model_path).is_dir() and (problem := repository.problem()):
+        raise OSError(f"cannot load the model {model_path}: it {problem}; name a local folder")
     if Path(model_path, ADAPTER).is_file() and not is_peft_available():
         raise ValueError(
             f"cannot load the model {model_path}: it is an adapter ({ADAPTER}), which transformers "
@@ -59,10 +64,8 @@ def load_model(
             device_map=device_map, attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code, **kwargs,
         )  # fmt: skip
-    except (OSError, HFValidationError) as error:  # the latter from older releases
-        raise OSError(
-            f"cannot load the model {model_path}: {_load_problem(model_path, error)}"
-        ) from error
+    except OSError as error:
+        raise OSError(f"cannot load the model {model_path}: files are missing. {error}") from error
     except SafetensorError as error:
         raise OSError(
             f"cannot load the model {model_path}: a file of weights is damaged or incomplete "
@@ -90,19 +93,6 @@ def _unquantized(model: PreTrainedModel) -> None:
         vars(model).pop(name, None)
     vars(model.config).pop("quantization_config", None)
     model.config.architectures = [type(model).__name__]
-
-
-def _load_problem(model_path: str, error: Exception) -> str:
-    """Why the model cannot be loaded, and what to do."""
-    if Path(model_path).is_dir():
-        return f"the folder is incomplete. {error}"
-    if model_path.startswith(("/", ".", "~")):  # never hub IDs
-        return "the folder does not exist. Name an existing folder or a hub ID"
-    return (
-        "it is neither a local folder nor in the cache, and the hub did not provide it (no "
-        "connection, unknown name, or a licence to accept). Name a local folder (model.path in a "
-        f"config), or download it once. {error}"
-    )
 
 
 def load_tokenizer(

@@ -2,23 +2,16 @@
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
+
+from lm_polygraph_asmi.host.hub import Repository
 
 log = logging.getLogger("lm_polygraph")
 
 NLI_MODEL = "microsoft/deberta-large-mnli"
 """LM-Polygraph's default."""
-TO_A_FOLDER = "to a local folder with such a model"
 _CLASSES = {"CONTRADICTION", "ENTAILMENT", "NEUTRAL"}
-_PARTS = {
-    "configuration": ["config.json"],
-    "weights": ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json",
-                "pytorch_model.bin.index.json"],
-    "tokenizer": ["tokenizer.json", "vocab.json", "vocab.txt", "spm.model",
-                  "sentencepiece.bpe.model", "tokenizer.model"],
-}  # fmt: skip
-"""Part of a model -> files, one of which must exist."""
 
 
 def load_nli_model(
@@ -31,8 +24,6 @@ def load_nli_model(
     import transformers
     from lm_polygraph.defaults.stat_calculator_builders import utils
 
-    if problem := nli_problem(deberta_path, hf_cache):
-        raise ValueError(problem)
     nli_model = utils.load_nli_model(deberta_path, batch_size, device, hf_cache)
     if use_single_separator(nli_model.deberta_tokenizer):
         log.info(
@@ -66,27 +57,32 @@ def use_single_separator(tokenizer: Any) -> bool:
 
 def nli_problem(path: str = NLI_MODEL, cache: str | None = None) -> str | None:
     """Why this (folder or hub ID) is no NLI model that LM-Polygraph can use; None if it is."""
-    problem = _problem(path, cache, lambda config: _no_nli(path, config))
-    return problem and f"the NLI model {path!r} {problem}: set nli_path {TO_A_FOLDER}"
+    return _problem("NLI model", path, cache, partial(_no_nli, path), "nli_path")
 
 
 def cross_encoder_problem(path: str, cache: str | None = None) -> str | None:
     """Why this (folder or hub ID) is no cross-encoder for similarities; None if it is."""
-    problem = _problem(path, cache, _no_similarity)
-    return problem and f"the cross-encoder {path!r} {problem}: set cross_encoder_path {TO_A_FOLDER}"
+    return _problem("cross-encoder", path, cache, _no_similarity, "cross_encoder_path")
 
 
-def _problem(path: str, cache: str | None, wrong: Callable[[Any], str | None]) -> str | None:
+def _problem(
+    what: str, path: str, cache: str | None, wrong: Callable[[Any], str | None], setting: str
+) -> str | None:
     """What is wrong with a classifier, from its files and configuration, without its weights."""
+    problem = Repository(path, cache=cache).problem() or _misfit(path, cache, wrong)
+    return (
+        problem
+        and f"the {what} {path!r} {problem}; set {setting} to a local folder with such a model"
+    )
+
+
+def _misfit(path: str, cache: str | None, wrong: Callable[[Any], str | None]) -> str | None:
+    """Why a classifier does not fit, by its configuration."""
     from transformers import AutoConfig
 
-    if problem := unavailable(path, cache):
-        return problem
     try:
         config = AutoConfig.from_pretrained(path, cache_dir=cache)
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and not Path(path).is_dir():
-            return None  # on a hub that stopped answering
+    except (OSError, ValueError):
         return "has no configuration that transformers reads"
     (architecture,) = (config.architectures or ["ForSequenceClassification"])[:1]
     if not architecture.endswith("ForSequenceClassification"):
@@ -114,44 +110,4 @@ def _no_nli(path: str, config: Any) -> str | None:
     highest = max(known.values())
     if highest >= config.num_labels:
         return f"has a label of class {highest} of {config.num_labels} in its label2id"
-    return None
-
-
-def unavailable(path: str, cache: str | None = None) -> str | None:
-    """Which files of a model (folder or hub ID) cannot be loaded; None: all are there."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    local = Path(path).is_dir()
-
-    def is_there(file: str) -> bool:
-        found = Path(path, file) if local else try_to_load_from_cache(path, file, cache)
-        return isinstance(found, str | Path) and Path(found).is_file()
-
-    try:
-        missing = [part for part, files in _PARTS.items() if not any(map(is_there, files))]
-    except HFValidationError:
-        return "is neither a local folder nor a valid hub ID"
-    if local and missing:
-        return f"lacks its {' and '.join(missing)}"
-    if not missing or not (reason := hub_problem(path)):
-        return None
-    if len(missing) == len(_PARTS):
-        return f"is neither a local folder nor in the hub's cache, and {reason}"
-    return f"is in the hub's cache without its {' and '.join(missing)}, and {reason}"
-
-
-def hub_problem(name: str) -> str | None:
-    """Why the hub does not provide a model; None if it does."""
-    from huggingface_hub import model_info
-    from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
-
-    try:
-        model_info(name, timeout=5)
-    except OfflineModeIsEnabled:
-        return "HF_HUB_OFFLINE blocks the hub"
-    except RepositoryNotFoundError:
-        return "the hub has no model of this name"
-    except Exception:  # its type depends on the HTTP library, which depends on the release
-        return "the hub does not answer"
     return None

@@ -31,7 +31,7 @@ from lm_polygraph_asmi.results.manifest import (
     without_secrets,
     write_manifest,
 )
-from lm_polygraph_asmi.runs.checks import Plan, findings_of, read_plan
+from lm_polygraph_asmi.runs.checks import Plan, prepare, read_plan
 from lm_polygraph_asmi.runs.rows import results_folder
 
 log = logging.getLogger("lm_polygraph")
@@ -64,7 +64,7 @@ class RunRecord(Callback):
         self._manifests = {}
         reset_peak_memory()
         plan = read_plan(config)
-        findings = [finding for found in findings_of(plan).values() for finding in found]
+        findings = prepare(plan)
         for finding in findings:
             log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
         if any(finding.fatal for finding in findings):

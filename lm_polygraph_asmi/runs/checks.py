@@ -7,11 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from huggingface_hub.errors import HFValidationError
 from hydra.core.hydra_config import HydraConfig
-from lm_polygraph.defaults.register_default_stat_calculators import (
-    register_default_stat_calculators,
-)
 from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
@@ -20,13 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 from rich.filesize import decimal
 
 from lm_polygraph_asmi.config import ASMIConfig, check_stop
-from lm_polygraph_asmi.host.align_score import checkpoint_problem
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
-from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem, unavailable
 from lm_polygraph_asmi.host.window import read_window
 from lm_polygraph_asmi.options import check_shell_stop
+from lm_polygraph_asmi.runs.needs import LANGUAGE_MODEL, Need, download, metrics_of, needs_of
 from lm_polygraph_asmi.runs.rows import (
     DataRow,
     RunRows,
@@ -37,10 +32,6 @@ from lm_polygraph_asmi.runs.rows import (
 )
 from lm_polygraph_asmi.validation import check_writable
 
-BERT_SCORE_MODEL = "roberta-large"
-"""What LM-Polygraph's BERTScore loads for English."""
-DEFAULT_METRICS = ("RougeMetric", "BertScoreMetric", "AlignScore")
-"""Those of LM-Polygraph's default list that need a model, or cannot read every script."""
 SAVED_PER_TOKEN = 2000
 """Bytes that a manager file holds for each token at each depth, about: 60 statistics of 8 bytes,
 and, with at most 300 masks, the most probable token under each."""
@@ -70,9 +61,23 @@ class Plan:
         """The rows that are asked with the first seed."""
         return self.rows.asked(self.config, int((self.config.get("seed") or [1])[0]))
 
+    @cached_property
+    def needs(self) -> list[Need]:
+        """What it takes from elsewhere, besides the rows that have been read."""
+        return needs_of(self)
 
-def read_plan(config: DictConfig) -> Plan:
-    """Read a run's config; what is wrong with it is in the plan's `faults`."""
+    @cached_property
+    def without_model(self) -> list[Finding]:
+        """Why the language model cannot be read; empty if it can."""
+        return [
+            Finding(need.problem, need.fatal)
+            for need in self.needs
+            if need.by == LANGUAGE_MODEL and need.problem
+        ]
+
+
+def read_plan(config: DictConfig, rows: bool = True) -> Plan:
+    """Read a run's config, and its `rows`; what is wrong with it is in the plan's `faults`."""
     # Not `OmegaConf.missing_keys`, which resolves interpolations and so reads the rows.
     unresolved = cast(dict[str, Any], OmegaConf.to_container(config))
     missing = _missing({name: node for name, node in unresolved.items() if name != "hydra"})
@@ -99,7 +104,7 @@ def read_plan(config: DictConfig) -> Plan:
         reasons = [f"cannot build {', '.join(names)}: {why}" for why, names in unbuilt.items()]
         return Plan(config, faults={"config": reasons})
     try:
-        plan = Plan(config, estimators, run_rows(config))
+        plan = Plan(config, estimators, run_rows(config) if rows else RunRows([]))
         check_usable(replace(plan.rows, rows=plan.asked), bool(config.get("multiref")))
     except (OSError, ValueError) as error:
         return Plan(config, estimators, faults={"rows": [str(error)]})
@@ -145,7 +150,7 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
     path, name = (OmegaConf.select(config, f"process_target_fn.{k}") for k in ("path", "fn_name"))
     if path is not None and Path(path).is_file():
         process = getattr(load_external_module(path), str(name))
-    for metric in _metrics(config):
+    for metric in metrics_of(config):
         name = metric["name"]
         if "lang" in (metric.get("kwargs") or {}):
             continue  # the user's own choice of a model
@@ -155,66 +160,31 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
             yield Finding(found, fatal=not (left_out or name.startswith(ENGLISH)))
 
 
-def _metrics(config: DictConfig) -> list[dict[str, Any]]:
-    """Quality metrics of a run; without any, LM-Polygraph has a list of its own."""
-    chosen = config.get("generation_metrics") or ()
-    return [container(metric) for metric in chosen] or [{"name": name} for name in DEFAULT_METRICS]
-
-
 def check_window(plan: Plan) -> Iterator[Finding]:
     """Prompts that do not fit the model's context window with an answer of the greatest length."""
     config = plan.config
     model = container(config.get("model") or DictConfig({}))
     limit = config.get("max_new_tokens", 100)  # LM-Polygraph's default
+    if plan.without_model:
+        yield from plan.without_model
+        return
     try:
         window = read_window(model, bool(config.get("instruct")))
         too_long = unusable_rows(plan.asked, lambda row: window.too_long(row.input, limit))
     except (OSError, ValueError, ImportError) as error:
         said = f"cannot read configuration or tokenizer of {model.get('path')}: {error}"
         # A load script of the user's may know a model that is not here.
-        yield Finding(said, fatal=not isinstance(error, OSError | HFValidationError))
+        yield Finding(said, fatal=not isinstance(error, OSError))
         return
     if too_long:
         yield Finding(too_long)
 
 
 def check_side_models(plan: Plan) -> Iterator[Finding]:
-    """Models beside the language model, which LM-Polygraph loads after it, and their labels."""
-    metrics = _metrics(plan.config)
-    names = {metric["name"] for metric in metrics}
-    if "BertScoreMetric" in names and (why := unavailable(BERT_SCORE_MODEL)):
-        yield Finding(
-            "BertScoreMetric, the default of LM-Polygraph where generation_metrics names none, "
-            f"needs the model {BERT_SCORE_MODEL}, which {why}: download it, or write in your "
-            "config\ngeneration_metrics:\n  - name: RougeMetric\n    args: [rougeL]"
-        )
-    for metric in metrics:
-        checkpoint = str((metric.get("kwargs") or {}).get("ckpt_path") or "https://default")
-        if not checkpoint.startswith(("http://", "https://")):
-            yield from map(Finding, filter(None, [checkpoint_problem(checkpoint)]))
-    problems = {"deberta_path": nli_problem, "cross_encoder_name": cross_encoder_problem}
-    for settings in _calculators(plan):
-        for setting in problems.keys() & settings.keys():
-            if problem := problems[setting](settings[setting], settings.get("hf_cache")):
-                yield Finding(problem)
-
-
-def _calculators(plan: Plan) -> list[dict[str, Any]]:
-    """Settings of the calculators that the estimators of a run need, directly or not."""
-    listed = plan.config.get("stat_calculators") or []
-    entries: list[Any] = [entry for entry in listed if entry != "auto"]
-    if "auto" in listed:
-        language = plan.config.get("language", "en")
-        entries = [*register_default_stat_calculators("Whitebox", language), *entries]
-    provider = {stat: entry for entry in entries for stat in entry.stats}  # the last one counts
-    needed: dict[str, Any] = {}
-    wanted = [stat for estimator in plan.estimators for stat in estimator.stats_dependencies]
-    while wanted:
-        entry = provider.get(wanted.pop())
-        if entry is not None and entry.name not in needed:
-            needed[entry.name] = container(entry.cfg)
-            wanted.extend(entry.dependencies)
-    return [settings.get("cfg") or settings for settings in needed.values()]  # timed ones hold one
+    """Models beside the language model, and data, which LM-Polygraph loads after it."""
+    for need in plan.needs:
+        if need.problem and need.by != LANGUAGE_MODEL:
+            yield Finding(need.problem)
 
 
 def check_generation(plan: Plan) -> Iterator[Finding]:
@@ -235,8 +205,12 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
     if unread := ", ".join(f"generation_params.{name}" for name in given if name not in known):
         yield Finding(f"LM-Polygraph does not read {unread}: leave it out, or set {list(known)}")
     try:
-        shipped = read_shipped(container(config.get("model") or DictConfig({})))
-    except (OSError, ValueError, TypeError, HFValidationError):  # TypeError without config.json
+        shipped = (
+            read_shipped(container(config.get("model") or DictConfig({})))
+            if not plan.without_model
+            else {}
+        )
+    except (OSError, ValueError, TypeError):  # TypeError without config.json
         return  # no such model: reported when it is loaded
     for name in sorted(shipped.keys() & known):
         if given.get(name) is None:
@@ -306,4 +280,12 @@ def findings_of(plan: Plan) -> dict[str, list[Finding]]:
             found[name] = list(check(plan))
         except Exception as error:  # an interpolation that fails can raise anything
             found[name] = [Finding(f"{type(error).__name__}: {error}")]
+    return found
+
+
+def prepare(plan: Plan) -> list[Finding]:
+    """All findings of a run; if it can start, with those of downloading what is missing."""
+    found = [finding for each in findings_of(plan).values() for finding in each]
+    if not any(finding.fatal for finding in found):
+        found += map(Finding, download(need for need in plan.needs if not need.problem))
     return found

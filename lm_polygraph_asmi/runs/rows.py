@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.analysis.clusters import cluster_key, text_clusters
 from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.inputs import chat_as_text
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
 from lm_polygraph_asmi.tables import LINES, TABLES, read_table
@@ -246,12 +247,30 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
         commits = [Path(file["filename"]).parent.name for file in table.cache_files]
         return table.to_list(), commits[0] if commits else None
     except Exception as error:  # a library's own
+        hub = repository_of(source)
+        reason = (hub and hub.refusal()) or error.__cause__ or error
         raise ValueError(
-            f"cannot read the split {split!r} of the dataset {name}: "
-            f"{error.__cause__ or error}. Expected a file that is there, a dataset of the hub "
-            "(download it once with a connection), a folder written by save_to_disk, or one of "
+            f"cannot read the split {split!r} of the dataset {name}: {reason}. Expected a file "
+            "that is there, a dataset of the hub, a folder written by save_to_disk, or one of "
             "Parquet files: see data.source and data.split"
         ) from error
+
+
+def repository_of(source: Any) -> Repository | None:
+    """The hub's dataset that a source names, of which a configuration is a folder; or None."""
+    named = [source or ""] if isinstance(source, str | Path | None) else source
+    first, *configuration = map(str, named)
+    name, _, revision = first.partition("@")
+    if not name or Path(first).exists() or Path(first).suffix in (".json", *LINES, *TABLES):
+        return None
+    return Repository(name, revision or None, part="".join(configuration) or None, kind="dataset")
+
+
+def source_of_rows(config: DictConfig) -> Any:
+    """What a run names as the source of its rows, unread."""
+    # Unresolved: resolving it saves the rows.
+    written = str(cast(dict[str, Any], OmegaConf.to_container(config)).get("dataset"))
+    return OmegaConf.select(config, "data.source" if "asmi_rows" in written else "dataset")
 
 
 def _is_saved(folder: Path) -> bool:

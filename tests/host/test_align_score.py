@@ -3,14 +3,23 @@
 import inspect
 import os
 import sys
+from dataclasses import replace
 from types import ModuleType
+from unittest.mock import Mock
 
 import nltk
 import pytest
 import torch
 from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
 
-from lm_polygraph_asmi.host.align_score import CHECKPOINT, AlignScore, read_weights
+from lm_polygraph_asmi.host.align_score import (
+    CHECKPOINT,
+    FILE,
+    AlignScore,
+    read_weights,
+    source_of,
+)
+from lm_polygraph_asmi.host.hub import Repository
 from tests.stand_ins import StandIns
 
 STATS = {"greedy_texts": ["The ferry was built in Brask.", "No kite"], "input_texts": ["", ""]}
@@ -22,17 +31,19 @@ EXPECTED = "expected align_score_path to name the file AlignScore-large.ckpt"
 def here(stand_ins: StandIns, monkeypatch):
     monkeypatch.chdir(stand_ins.working_directory)
     monkeypatch.setattr(nltk.data, "path", [stand_ins.environment["NLTK_DATA"]])
-    monkeypatch.setattr(nltk, "download", lambda *_: True)
+    monkeypatch.setattr(nltk, "download", Mock(side_effect=OSError("asked a site")))
 
 
 def test_the_metric_is_that_of_the_host(stand_ins, caplog):
     ours = AlignScore(ckpt_path=str(stand_ins.align_score))
     assert "UNTRAINED" not in caplog.text
+    nltk.download.side_effect = None
     theirs = HostAlignScore(ckpt_path=str(stand_ins.align_score))
     assert str(ours) == str(theirs) == "AlignScore"
     assert ours(STATS, TARGETS).tolist() == theirs(STATS, TARGETS).tolist()
     assert len(set(ours(STATS, TARGETS))) == 2
-    assert inspect.signature(HostAlignScore).parameters["ckpt_path"].default == CHECKPOINT
+    default = inspect.signature(HostAlignScore).parameters["ckpt_path"].default
+    assert source_of(default) == replace(source_of(CHECKPOINT), revision="main")
 
 
 def changed(stand_ins, change):
@@ -109,19 +120,21 @@ def test_a_trainers_objects_beside_the_weights_are_skipped(stand_ins, tmp_path, 
         assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
-def test_a_url_is_downloaded_once(stand_ins, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    url, calls = "https://hub.invalid/AlignScore-large.ckpt", []
+@pytest.mark.parametrize(
+    ("named", "revision", "file"),
+    [
+        ("own/Align.Score", None, FILE),
+        ("own/Align.Score@0a1b", "0a1b", FILE),
+        ("https://mirror.invalid/own/Align.Score/resolve/0a1b/a/b.ckpt?x=1", "0a1b", "a/b.ckpt"),
+    ],
+)
+def test_names_of_a_checkpoint_on_a_hub(named, revision, file):
+    assert source_of(named) == Repository("own/Align.Score", revision, part=file)
 
-    def download(source, target, **_):
-        calls.append(source)
-        if len(calls) == 1:
-            raise OSError("no route")
-        os.link(stand_ins.align_score, target)
 
-    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
-    with pytest.raises(ConnectionError, match=r"no route.*name the file with align_score_path"):
-        read_weights(url)
-    for _ in range(2):
-        assert read_weights(url).keys() == read_weights(stand_ins.align_score).keys()
-    assert calls == [url, url]
+def test_what_is_a_file_is_not_on_a_hub(stand_ins, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "file").touch()
+    for named in ("own/file", "none.ckpt", str(stand_ins.align_score)):
+        assert source_of(named) is None

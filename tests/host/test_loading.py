@@ -47,8 +47,13 @@ def test_load_script_leaves_remote_code_off_and_sets_attention(folder):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("{}/none", {}, "the folder does not exist. Name an existing folder or a hub ID"),
-        ("some/none", {}, "it is neither a local folder nor in the cache, and the hub did not"),
+        ("{}/none", {}, "it is neither a local folder nor a valid hub ID; name a"),
+        (
+            "some/none",
+            {},
+            "it is not on this machine, and HF_HUB_OFFLINE blocks the hub; where .*; name a local",
+        ),
+        ("smolm2", {}, r"\(did you mean smollm2\?\)"),
         ("{}", {"dtype": "float99"}, "expected dtype auto or a torch dtype.*'float99'"),
         ("{}", {"dtype": "nn"}, "expected dtype auto or a torch dtype.*'nn'"),
         ("smollm2", {"dtype": "float16"}, "expected no gguf_file and dtype for .*'float16'"),
@@ -62,8 +67,8 @@ def test_names_and_settings_that_are_refused(folder, name, settings, message):
 @pytest.mark.parametrize(
     ("file", "left", "message"),
     [
-        ("config.json", 0, r"config\.json is missing|the folder is incomplete"),
-        ("model.safetensors", 0, r"the folder is incomplete\. .*model\.safetensors"),
+        ("config.json", 0, r"config\.json is missing|files are missing"),
+        ("model.safetensors", 0, r"files are missing\. .*model\.safetensors"),
         ("model.safetensors", 500, "cannot load the model .*weights is damaged or incomplete"),
         ("tokenizer.json", 500, "cannot load the tokenizer of .*damaged or incomplete"),
     ],

@@ -212,3 +212,18 @@ def test_a_data_set_without_the_split(files, tmp_path, stand_ins):
     with Hub(tmp_path / "hub") as hub:
         machine = Machine(tmp_path, hub, stand_ins)
         machine.fails(*COQA, says=(f"{name} {configuration}", "'test'", "train", "data.split"))
+
+
+@pytest.mark.slow
+def test_fetch_gets_all_that_a_run_needs_and_says_sizes_first(machine):
+    """On the login node of a cluster; its nodes that compute have no connection."""
+    hub = machine.hub
+    done = machine.start("fetch", *COQA)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index(" kB ") < done.stdout.index("All is on this machine.")
+    assert hub.past <= {"http://datasets-server.127.0.0.1"}
+    asked = len(hub.requests)
+    machine.run(*COQA, HF_HUB_OFFLINE="1")
+    assert len(hub.requests) == asked
+    again = machine.start("fetch", *COQA)
+    assert again.stdout.count(" here ") == again.stdout.count("\n│")

@@ -1,14 +1,16 @@
 """What is found before a model is loaded."""
 
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import nltk
 import pytest
 from datasets import load_from_disk
 from lm_polygraph.estimators import Perplexity, SemanticEntropy
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi.runs import checks, rows
+from lm_polygraph_asmi.runs import checks, needs, rows
 from lm_polygraph_asmi.runs.checks import CHECKS, Plan, findings_of, read_plan
 from lm_polygraph_asmi.runs.rows import DataRow, RunRows
 from tests.composing import composed, run_of
@@ -151,26 +153,41 @@ def test_few_rows_without_a_label_do_not_end_a_run(tmp_path):
 
 
 def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_path):
-    """LM-Polygraph's own list of metrics has BERTScore and AlignScore."""
-
-    def found(metrics):
-        # No calculator is known for what the estimator needs.
-        plan = Plan(OmegaConf.create({"generation_metrics": metrics}), [Perplexity()])
-        return list(CHECKS["side models"](plan))
-
+    """LM-Polygraph's own list of metrics has BERTScore and AlignScore, of which much is needed."""
     monkeypatch.chdir(tmp_path)
-    (bert,) = found(None)
-    assert bert.fatal
-    assert "BertScoreMetric, the default of LM-Polygraph where generation_metrics" in bert.text
-    assert "neither a local folder nor in the hub's cache" in bert.text
-    assert found(OmegaConf.create(bert.text[bert.text.index("\n") :]).generation_metrics) == []
-    monkeypatch.setattr(checks, "unavailable", lambda _: None)
-    assert found([{"name": "BertScoreMetric"}]) == []
+    monkeypatch.setattr(nltk.data, "path", [])
+    plan = Plan(OmegaConf.create({}), [Perplexity()])
+    found = list(CHECKS["side models"](plan))
+    names = ("roberta-large, ", "sentence-transformers/all-mpnet-base-v2, ", "yzha/AlignScore ",
+             "roberta-large, ", "en_core_web_sm, ", "punkt_tab, ")  # fmt: skip
+    assert len(found) == len(names)
+    for name, (text, fatal) in zip(names, found, strict=True):
+        assert fatal
+        assert text.startswith(name)
+    for (text, _), command in zip(
+        found[-2:], ("spacy download en_core_web_sm", "nltk.downloader punkt_tab"), strict=True
+    ):
+        assert f"which AlignScore needs, is not installed; run `python -m {command}`; or" in text
+    plan = Plan(OmegaConf.create({"generation_metrics": [{"name": "RougeMetric"}]}), [Perplexity()])
+    assert list(CHECKS["side models"](plan)) == []
+
+
+def test_a_command_of_a_library_that_fails_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    data = needs.SENTENCES[0]
+    done = CompletedProcess([], 1, "Collecting\n", "Traceback\nERROR: no matching distribution\n")
+    monkeypatch.setattr(needs.subprocess, "run", run := Mock(return_value=done))
+    problem = data.problem()
+    assert list(needs.download([needs.Need(data.name, "AlignScore", data, problem)])) == [
+        "`python -m spacy download en_core_web_sm` failed: ERROR: no matching distribution"
+    ]
+    assert run.call_args[0][0][1:] == ["-m", "spacy", "download", "en_core_web_sm"]
 
 
 def test_models_that_estimators_need_through_other_statistics_are_named():
     """Semantic entropy reads classes, which are made of a matrix of entailment."""
-    (finding,) = CHECKS["side models"](Plan(composed("asmi_coqa"), [SemanticEntropy()]))
+    config = composed("asmi_coqa", "generation_metrics=[{name: RougeMetric}]")
+    (finding,) = CHECKS["side models"](Plan(config, [SemanticEntropy()]))
     assert finding.text.startswith("the NLI model 'microsoft/deberta-large-mnli' ")
 
 

@@ -1,0 +1,42 @@
+"""`polygraph_asmi fetch`: download all that a run needs."""
+
+import click
+
+
+@click.command(short_help="Download all that a run needs.")
+@click.argument("overrides", nargs=-1)
+@click.option("--config-name", required=True, help="Config of the run, as for polygraph_eval.")
+@click.option("--config-dir", type=click.Path(exists=True, file_okay=False), help="Your configs.")
+def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) -> None:
+    """Download models, rows and side models of a run where there is a connection.
+
+    OVERRIDES are those of polygraph_eval, with one value each: one job of a sweep is prepared. The
+    sizes are printed first. The run itself then works without a connection (HF_HUB_OFFLINE=1).
+    Exits with status 1 if something cannot be had; the rest is downloaded nevertheless.
+    """
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    from lm_polygraph_asmi.runs.compose import compose_run
+
+    composed = compose_run(config_name, config_dir, overrides)  # or an error before imports
+    from lm_polygraph_asmi.runs.checks import read_plan
+    from lm_polygraph_asmi.runs.needs import Repository, download
+
+    console = Console()
+    plan = read_plan(composed, rows=False)
+    faults = [fault for found in plan.faults.values() for fault in found]
+    table = Table("needed", "by", "to download")
+    for need in plan.needs:
+        text = "?" if need.problem else "here"
+        if isinstance(need.source, Repository) and not need.problem and need.source.missing():
+            size = need.source.size()
+            text = "?" if size is None else decimal(size) if size else "here"
+        table.add_row(need.name, need.by, text)
+    console.print(table)
+    faults += download(plan.needs)
+    faults += read_plan(composed).faults.get("rows", [])
+    if faults:
+        raise ValueError("\n".join(dict.fromkeys(faults)))
+    console.print("All is on this machine.")

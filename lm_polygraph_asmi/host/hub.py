@@ -1,0 +1,177 @@
+"""Models, files and data sets of a hub: are they here, could they be had, and getting them."""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub import constants, errors
+from huggingface_hub.utils import filter_repo_objects
+
+from lm_polygraph_asmi.host.configs import configs_path
+
+SECONDS = 5.0
+"""Longest wait for each answer of a hub that is asked what it has."""
+PARTS = {
+    "configuration": ["config.json", "adapter_config.json"],
+    "weights": ["model.safetensors", "pytorch_model.bin", "adapter_model.*"],
+    "tokenizer": ["tokenizer.json", "vocab.*", "spm.model", "sentencepiece.bpe.model",
+                  "tokenizer.model", "*.tiktoken"],
+}  # fmt: skip
+"""Part of a model -> files, one of which must exist; weights may also be shards with an index."""
+READ = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py"]
+"""Files that transformers reads beside the weights."""
+WEIGHTS = ("*model[.-]*safetensors", "*model[.-]*bin")
+"""Files of weights; transformers loads those of the first form that there is."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository of the hub, or a local folder in its place.
+
+    `part`: the file or folder that is needed of it; None: what transformers loads of a model, or
+    all of a data set.
+    """
+
+    name: str
+    revision: str | None = None
+    cache: str | None = None
+    part: str | None = None
+    kind: str = "model"
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its files are on this machine, which may not be all; None: nowhere."""
+        if Path(self.name).is_dir():
+            return Path(self.name)
+        for file in [self.part] if self.part else PARTS["configuration"]:
+            if found := self.cached(file):
+                return Path(found.removesuffix(file))
+        return None
+
+    def cached(self, file: str) -> str | None:
+        """Where the hub's cache has a file of it."""
+        place = self.name, file, self.cache, self.revision, self.kind
+        found = huggingface_hub.try_to_load_from_cache(*place)
+        return found if isinstance(found, str) else None
+
+    def missing(self) -> list[str]:
+        """Its parts that are not on this machine."""
+        parts = {self.part: [self.part]} if self.part else PARTS
+        if (folder := self.folder) is None:
+            return list(parts)
+        there = {part for part, forms in parts.items() for form in forms
+                 for file in folder.glob(form) if file.is_file()}  # fmt: skip
+        if any(map(_has_shards, folder.glob("*.index.json"))):
+            there.add("weights")
+        return [part for part in parts if part not in there]
+
+    def listed(self) -> dict[str, int | None]:
+        """Its files that are needed -> bytes, None if not known; or the error of the hub."""
+        kind, revision = self.kind, self.revision
+        info: Any = huggingface_hub.repo_info(
+            self.name, repo_type=kind, revision=revision, timeout=SECONDS, files_metadata=True
+        )
+        sizes = {file.rfilename: file.size for file in info.siblings or ()}
+        names = [self.part or "config.json"]
+        if self.kind == "dataset":
+            names = [n for n in sizes if n.startswith(f"{self.part}/")] or list(sizes)
+        elif not self.part:
+            top = [name for name in sizes if "/" not in name]
+            weights = (list(filter_repo_objects(top, allow_patterns=form)) for form in WEIGHTS)
+            names = [
+                *filter_repo_objects(top, allow_patterns=READ),
+                *next(filter(None, weights), []),
+            ]
+        # A gated repository tells everyone what it has, and gives it to few.
+        url = huggingface_hub.hf_hub_url(
+            self.name, [*names, "config.json"][0], repo_type=kind, revision=revision
+        )
+        huggingface_hub.get_hf_file_metadata(url, timeout=SECONDS)
+        return {name: sizes.get(name) for name in names}
+
+    def size(self) -> int | None:
+        """Bytes that are still to be downloaded; None if the hub does not tell."""
+        sizes = [size for name, size in self.listed().items() if not self.cached(name)]
+        return None if None in sizes else sum(filter(None, sizes))
+
+    def refusal(self) -> str | None:
+        """Why the hub does not provide it, and what to do; None if it does."""
+        hub, meant = f"the hub ({constants.ENDPOINT})", did_you_mean(self.name)
+        try:
+            self.listed()
+        except Exception as error:  # others than the named have types that depend on the release
+            reasons = {
+                errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE blocks the hub"
+                f"{meant * ('/' not in self.name)}; {fetch_command(self.name)}",
+                errors.GatedRepoError: f"{hub} gives it only to users who accepted its terms; "
+                f"accept them on {constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}"
+                f"{self.name} and log in with `hf auth login`",
+                errors.RevisionNotFoundError: f"{hub} has no revision {self.revision} of it",
+                errors.RepositoryNotFoundError: f"{hub} has no {self.kind} of this name{meant}",
+                errors.EntryNotFoundError: f"{hub} has no file {self.part or 'config.json'} in it",
+                Exception: f"{hub} does not answer ({type(error).__name__}); "
+                f"{fetch_command(self.name)}",
+            }
+            return next(reason for kind, reason in reasons.items() if isinstance(error, kind))
+        return None
+
+    def problem(self) -> str | None:
+        """Why it cannot be loaded; None: it is on this machine, or the hub provides it."""
+        try:
+            missing = self.missing()
+        except errors.HFValidationError:
+            return "is neither a local folder nor a valid hub ID"
+        parts = " and ".join(missing)
+        if missing and Path(self.name).is_dir():
+            return f"lacks its {parts}"
+        if not missing or not (refusal := self.refusal()):
+            return None
+        return f"is not on this machine{f' with its {parts}' * bool(self.folder)}, and {refusal}"
+
+    def download(self) -> Path:
+        """Its folder, when all is on this machine; ConnectionError with what is wrong.
+
+        One file after the other: of several at once, each would be tried again for a minute.
+        """
+        if (folder := self.folder) and not self.missing():
+            return folder
+        try:
+            for name in self.listed():
+                file = huggingface_hub.hf_hub_download(
+                    self.name, name, repo_type=self.kind, revision=self.revision,
+                    cache_dir=self.cache,
+                )  # fmt: skip
+        except Exception as error:  # as above
+            reason = self.refusal() or f"{error}".split("\n")[0]
+            raise ConnectionError(f"{self.name} was not downloaded to its end: {reason}") from error
+        return Path(file.removesuffix(name))
+
+
+def _has_shards(index: Path) -> bool:
+    """Whether all weights that an index names are there."""
+    shards = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values()
+    return bool(shards) and all(index.with_name(shard).is_file() for shard in {*shards})
+
+
+def did_you_mean(name: str) -> str:
+    """The name in the shipped configs that a wrong one is nearest to, as a question; or empty."""
+    texts = "".join(file.read_text(encoding="utf-8") for file in configs_path().rglob("*.yaml"))
+    known = re.findall(r"(?:path|source): \[?([\w.-]+/[\w.-]+)", texts)
+    return "".join(f" (did you mean {n}?)" for n in get_close_matches(name, ["smollm2", *known], 1))
+
+
+def fetch_command(name: str) -> str:
+    """How to get a repository where there is a connection, or with it all that a run needs."""
+    from hydra.core.hydra_config import HydraConfig
+
+    command = ["hf", "download", name]
+    if HydraConfig.initialized():
+        hydra = HydraConfig.get()
+        command = ["polygraph_asmi", "fetch", "--config-name", str(hydra.job.config_name)]
+        command += list(hydra.overrides.task)
+    return f"where there is a connection, run `{shlex.join(command)}`"

@@ -1,0 +1,197 @@
+"""What a run takes from elsewhere: models, data sets, and data of libraries."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib import invalidate_caches
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import nltk
+from lm_polygraph.defaults.register_default_stat_calculators import (
+    register_default_stat_calculators,
+)
+from omegaconf import DictConfig
+
+from lm_polygraph_asmi.host.align_score import CHECKPOINT, FILE, checkpoint_problem, source_of
+from lm_polygraph_asmi.host.configs import configs_path, container
+from lm_polygraph_asmi.host.hub import Repository
+from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem
+from lm_polygraph_asmi.runs.rows import repository_of, source_of_rows
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.runs.checks import Plan
+
+LANGUAGE_MODEL = "the run"  # which needs it
+MODELS = {
+    "BertScoreMetric": "roberta-large",
+    "SbertMetric": "sentence-transformers/all-mpnet-base-v2",
+    "AlignScore": "roberta-large",
+}
+"""Quality metric -> the model that LM-Polygraph loads for it, for English."""
+DEFAULT_METRICS = ("RougeMetric", *MODELS)
+"""Those of LM-Polygraph's default list that need a model, or cannot read every script."""
+OTHER_METRIC = "set generation_metrics=[{name: RougeMetric, args: [rougeL]}]"  # always there
+
+
+class LibraryData(NamedTuple):
+    """Data that a Python library gets by `python -m ...`; `find` raises an error without them."""
+
+    name: str
+    command: str
+    find: Callable[[str], Any]
+
+    def problem(self) -> str | None:
+        """That they are not on this machine, and the command."""
+        try:
+            self.find(self.name)
+        except (LookupError, PackageNotFoundError):
+            return f"is not installed; run `python -m {self.command}`"
+        return None
+
+    def download(self) -> None:
+        """Run the command if it is needed; ConnectionError with its last words if it fails."""
+        if not self.problem():
+            return
+        command = [sys.executable, "-m", *self.command.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        invalidate_caches()
+        if self.problem():
+            said = f"{done.stdout}{done.stderr}".strip().split("\n")[-1]
+            raise ConnectionError(f"`python -m {self.command}` failed: {said}")
+
+
+SENTENCES = (
+    LibraryData(
+        "en_core_web_sm", "spacy download en_core_web_sm",
+        lambda name: Path(name).is_dir() or distribution(name),  # as spaCy does
+    ),
+    LibraryData(
+        "punkt_tab", "nltk.downloader punkt_tab",
+        lambda name: nltk.data.find(f"tokenizers/{name}/english/"),
+    ),
+)  # fmt: skip
+"""What AlignScore splits texts with. LM-Polygraph would start pip for the first in the run."""
+
+
+class Need(NamedTuple):
+    """Something that a run takes from elsewhere.
+
+    `source` is None for a local file; `problem` says why it cannot be used, None: it is on this
+    machine, or could be had; `fatal`: whether the run cannot do without it.
+    """
+
+    name: str
+    by: str
+    source: Repository | LibraryData | None
+    problem: str | None = None
+    fatal: bool = True
+
+
+def needs_of(plan: "Plan") -> list[Need]:
+    """All that a run would download, or LM-Polygraph by itself.
+
+    What is on this machine is found without a hub, which is only asked for what is missing.
+    """
+    return [
+        *_language_model(plan.config),
+        *_rows(plan),
+        *_of_methods(plan),
+        *_of_metrics(plan.config),
+    ]
+
+
+def download(needs: Iterable[Need]) -> Iterator[str]:
+    """Download what is missing; yields a sentence for what cannot be had, and goes on."""
+    for need in needs:
+        if need.problem and not isinstance(need.source, LibraryData):
+            yield need.problem
+        elif need.source:
+            try:
+                need.source.download()
+            except ConnectionError as error:
+                yield str(error)
+
+
+def _language_model(config: DictConfig) -> Iterator[Need]:
+    model = container(config.get("model") or DictConfig({}))
+    name, script = str(model.get("path")), str(model.get("path_to_load_script") or configs_path())
+    kind = model.get("type", "CausalLM")
+    if "path" in model and kind in ("CausalLM", "Seq2SeqLM") and not Path(name).is_dir():
+        chosen = (model.get("load_model_args") or {}).get
+        repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
+        problem = repository.problem()
+        said = problem and f"the model {name!r} {problem}; set model.path to a local folder"
+        # A load script of the user's may know a model that is not here.
+        fatal = Path(script).is_relative_to(configs_path())
+        yield Need(f"model {name}", LANGUAGE_MODEL, repository, said, fatal)
+
+
+def _rows(plan: "Plan") -> Iterator[Need]:
+    """The data set of rows that were not read yet."""
+    unread = not plan.rows.rows and not plan.faults
+    if unread and (rows := repository_of(source_of_rows(plan.config))):
+        reason = rows.refusal()
+        said = reason and f"the dataset {rows.name} cannot be read: {reason}; see data.source"
+        yield Need(f"dataset {rows.name}", "the rows", rows, said)
+
+
+def _of_methods(plan: "Plan") -> Iterator[Need]:
+    problems = {"deberta_path": nli_problem, "cross_encoder_name": cross_encoder_problem}
+    for name, settings in _calculators(plan).items():
+        for setting in problems.keys() & settings.keys():
+            path, cache = settings[setting], settings.get("hf_cache")
+            problem = problems[setting](path, cache)
+            yield Need(f"model {path}", name, Repository(path, cache=cache), problem)
+
+
+def _calculators(plan: "Plan") -> dict[str, dict[str, Any]]:
+    """Settings of the calculators that the estimators of a run need, directly or not."""
+    listed = plan.config.get("stat_calculators") or []
+    entries: list[Any] = [entry for entry in listed if entry != "auto"]
+    if "auto" in listed:
+        language = plan.config.get("language", "en")
+        entries = [*register_default_stat_calculators("Whitebox", language), *entries]
+    provider = {stat: entry for entry in entries for stat in entry.stats}  # the last one counts
+    needed: dict[str, Any] = {}
+    wanted = [stat for estimator in plan.estimators for stat in estimator.stats_dependencies]
+    while wanted:
+        entry = provider.get(wanted.pop())
+        if entry is not None and entry.name not in needed:
+            settings = container(entry.cfg)
+            needed[entry.name] = settings.get("cfg") or settings  # timed ones hold one
+            wanted.extend(entry.dependencies)
+    return needed
+
+
+def metrics_of(config: DictConfig) -> list[dict[str, Any]]:
+    """Quality metrics of a run; without any, LM-Polygraph has a list of its own."""
+    chosen = config.get("generation_metrics") or ()
+    return [container(metric) for metric in chosen] or [{"name": name} for name in DEFAULT_METRICS]
+
+
+def _of_metrics(config: DictConfig) -> Iterator[Need]:
+    for metric in metrics_of(config):
+        name, options = metric["name"], metric.get("kwargs") or {}
+        sources: list[Repository | LibraryData] = []
+        if name in MODELS and "lang" not in options:  # the user's own choice of a model
+            sources.append(Repository(MODELS[name]))
+        if name == "AlignScore":
+            yield _checkpoint(str(options.get("ckpt_path") or CHECKPOINT))
+            sources += SENTENCES
+        for source in sources:
+            problem = source.problem()
+            said = problem and f"{source.name}, which {name} needs, {problem}; or {OTHER_METRIC}"
+            yield Need(source.name, name, source, said)
+
+
+def _checkpoint(path: str) -> Need:
+    """That of AlignScore, whose weights are read if it is on this machine."""
+    source = source_of(path)
+    if source and source.missing():
+        problem = source.problem()
+        said = problem and f"{path} {problem}; set align_score_path to a local file {FILE}"
+    else:
+        said = checkpoint_problem(path)
+    return Need(f"{path}, of AlignScore", "AlignScore", source, said)

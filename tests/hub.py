@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,7 +36,7 @@ ELSEWHERE = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "SENTENCE_TRANSFORMERS_", "
 
 
 class Request(NamedTuple):
-    """What a client asked; `first_byte`: where it resumed a file."""
+    """What a client asked; status 0: without an answer; `first_byte`: from where of a file."""
 
     method: str
     path: str
@@ -91,12 +92,15 @@ class Hub:
         root: folder of what is served.
         gated: names of repositories whose files need a licence.
         stalls: "OWNER/NAME/FILE" -> bytes of it after which its repository stops answering.
+        hangs: whether a repository that stopped answering keeps its clients waiting; else it closes
+            their connections.
         requests: all so far.
     """
 
     root: Path
     gated: set[str] = field(default_factory=set)
     stalls: dict[str, int] = field(default_factory=dict)
+    hangs: bool = False
     requests: list[Request] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
     _resumed: Event = field(default_factory=Event)
@@ -135,11 +139,10 @@ class Hub:
             return None
         return self._known.setdefault(folder, Repository(name, folder))
 
-    def fetched(self, name: str = "") -> set[str]:
-        """Files whose content was sent, as "OWNER/NAME/FILE": those of a repository, or all."""
-        found = [FILE.fullmatch(r.path) for r in self.requests if r.method == "GET"]
-        files = {f"{match['name']}/{match['path']}" for match in found if match}
-        return {file for file in files if file.startswith(name)}
+    def fetched(self) -> Counter[str]:
+        """Files whose content was sent, as "OWNER/NAME/FILE", and how often."""
+        sent = (r.path for r in self.requests if r.method == "GET" and r.status in (200, 206))
+        return Counter(f"{m['name']}/{m['path']}" for m in map(FILE.fullmatch, sent) if m)
 
     @property
     def past(self) -> set[str]:
@@ -258,20 +261,22 @@ class _Handler(BaseHTTPRequestHandler):
             return
         header |= {"ETag": f'"{found.digest(path)}"', "Accept-Ranges": "bytes"}
         status, start, end = 200, 0, len(content)
-        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+        if asked := self._range:
             status, start = 206, int(asked[1])
             end = min(end, int(asked[2] or end) + 1)
             header["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
         stop = self.server.hub.stalls.get(f"{found.name}/{path}")
         if self.command == "HEAD" or stop is None:
-            self._send(status, content[start:end], header, start)
+            self._send(status, content[start:end], header)
         else:
             self.server.hub.silent.add(found.name)
-            self._send(status, content[start:end], header, start, stop)
+            self._send(status, content[start:end], header, stop)
             self._be_silent()
 
     def _be_silent(self) -> None:
-        self.server.hub.wait()
+        self._note(0)
+        if self.server.hub.hangs:
+            self.server.hub.wait()
         self.close_connection = True
 
     def _refuse(
@@ -280,12 +285,20 @@ class _Handler(BaseHTTPRequestHandler):
         said = {"X-Error-Code": code, "X-Error-Message": why}
         self._send(status, {"error": why}, said | dict(headers or {}))
 
+    @property
+    def _range(self) -> re.Match[str] | None:
+        return re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+
+    def _note(self, status: int) -> None:
+        start = int(self._range[1]) if self._range else 0
+        self.server.hub.requests.append(Request(self.command, self.path, status, start))
+
     def _send(
         self, status: int, content: Any = b"", headers: Mapping[str, str] | None = None,
-        start: int = 0, stop: int | None = None,
+        stop: int | None = None,
     ) -> None:  # fmt: skip
         """Send bytes, or other content as JSON; `stop`: only so many bytes of them."""
-        self.server.hub.requests.append(Request(self.command, self.path, status, start))
+        self._note(status)
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(body))} | dict(headers or {})).items():

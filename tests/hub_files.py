@@ -93,10 +93,14 @@ def _rows(benchmark: str, folder: Path) -> Dataset:
 
 
 def write_dataset(folder: Path, rows: Dataset, configuration: str, splits: tuple[str, ...]) -> None:
-    """Parquet files of each split, and the README that says which file is of which."""
+    """Parquet files of each split, and the README that says which file is of which.
+
+    The last split has all rows; the one before it, one row less.
+    """
     listed = ""
-    for split in splits:
-        rows.to_parquet(folder / configuration / f"{split}-00000-of-00001.parquet")
+    for fewer, split in zip(reversed(range(len(splits))), splits, strict=True):
+        file = folder / configuration / f"{split}-00000-of-00001.parquet"
+        rows.select(range(fewer, len(rows))).to_parquet(file)
         listed += f"  - split: {split}\n    path: {configuration}/{split}-*\n"
     (folder / "README.md").write_text(
         f"---\nconfigs:\n- config_name: {configuration}\n  data_files:\n{listed}---\n"

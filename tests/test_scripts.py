@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from datasets import load_from_disk
 
-from lm_polygraph_asmi.maths import sample_head_masks
+from lm_polygraph_asmi.core.maths import sample_head_masks
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
 

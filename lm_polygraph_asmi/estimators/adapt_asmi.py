@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from lm_polygraph_asmi.algorithm import token_uncertainty
+from lm_polygraph_asmi.core.maths.gate import adaptive_gate
+from lm_polygraph_asmi.core.scores import token_scores
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
-from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.results.names import DIVERSITY_AT
 
 
@@ -31,7 +31,7 @@ class AdaptASMI(MaskedHeadsEstimator):
     def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
         diversity = example[DIVERSITY_AT[self.config.gate_token]]
         alpha = adaptive_gate(diversity, self.config.tau, self.config.beta)
-        return token_uncertainty(example["mi"], example["agreement"], alpha)
+        return token_scores(example["mi"], example["agreement"], alpha)
 
 
 def load_estimator(config: Mapping[str, Any]) -> AdaptASMI:

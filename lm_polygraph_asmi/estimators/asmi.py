@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_polygraph_asmi.algorithm import token_uncertainty
+from lm_polygraph_asmi.core.scores import token_scores
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 
 
@@ -21,7 +21,7 @@ class ASMI(MaskedHeadsEstimator):
     symbol, method = "ASMI", "asmi"
 
     def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
-        return token_uncertainty(example["mi"], example["agreement"], alpha=0.0)
+        return token_scores(example["mi"], example["agreement"], alpha=0.0)
 
 
 def load_estimator(config: Mapping[str, Any]) -> ASMI:

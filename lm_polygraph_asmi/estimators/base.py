@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from lm_polygraph.estimators import Estimator
 
-from lm_polygraph_asmi.algorithm import sequence_uncertainty
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
-from lm_polygraph_asmi.maths import operating_point
+from lm_polygraph_asmi.core.mask_plan import operating_point
+from lm_polygraph_asmi.core.scores import aggregate
 
 
 def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ class MaskedHeadsEstimator(Estimator):
             tokens = self._token_scores(example)
             closing = example["asmi_closing"] and not self.config.closing_token
             counted = tokens[:-1] if closing and len(tokens) > 1 else tokens
-            scores.append(sequence_uncertainty(counted, self.config.aggregation))
+            scores.append(aggregate(counted, self.config.aggregation))
         if not np.isfinite(scores).all():
             raise ValueError(
                 f"expected finite scores from {self}, got {scores}: the run stops, because "

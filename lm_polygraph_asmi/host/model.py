@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import check_stop
+from lm_polygraph_asmi.core.model import plain_model, structure_of
 from lm_polygraph_asmi.host.generation import shipped_settings
-from lm_polygraph_asmi.model import name_modules, plain_model, structure_of
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -26,10 +26,10 @@ def is_host_model(model: Any) -> "TypeGuard[Model]":
     return module is not None and isinstance(model, module.Model)
 
 
-def causal_model(model: "Model", structure: str | None = None) -> PreTrainedModel:
+def causal_model(model: "Model") -> PreTrainedModel:
     """The transformers model inside LM-Polygraph's `WhiteboxModel`, or a TypeError.
 
-    `structure` names its modules, as in `ASMIConfig`; None: those that it has been given.
+    Nothing is asked of it: baselines also run on a model whose heads cannot be masked.
     """
     kind = getattr(model, "model_type", type(model).__name__)
     if kind != "CausalLM":
@@ -38,10 +38,16 @@ def causal_model(model: "Model", structure: str | None = None) -> PreTrainedMode
             "attention heads of a causal transformers model, and black-box, vLLM and "
             "encoder-decoder models give no access to them"
         )
-    transformer = plain_model(model.model)
-    if structure is not None:
-        name_modules(transformer, structure)
-    structure_of(transformer)
+    return plain_model(model.model)
+
+
+def maskable_model(model: "Model", structure: str | None = None) -> PreTrainedModel:
+    """`causal_model`, or a TypeError that says why its heads cannot be masked.
+
+    `structure` names its modules, as in `ASMIConfig`.
+    """
+    transformer = causal_model(model)
+    structure_of(transformer, structure)
     return transformer
 
 

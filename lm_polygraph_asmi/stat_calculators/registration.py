@@ -75,7 +75,7 @@ def available_stat_calculators(
     diversity = StatCalculatorContainer(
         name="ResponseDiversityCalculator",
         builder="lm_polygraph_asmi.stat_calculators.response_diversity",
-        cfg=OmegaConf.create({"attention": arguments["attention"]}),
+        cfg=OmegaConf.create({name: arguments[name] for name in ("attention", "structure")}),
         stats=list(DIVERSITY),
         dependencies=["sample_tokens"],
     )

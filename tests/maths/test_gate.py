@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lm_polygraph_asmi.maths import adaptive_gate, response_diversity
+from lm_polygraph_asmi.core.maths import adaptive_gate, response_diversity
 from tests import brute_force
 
 

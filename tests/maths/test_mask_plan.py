@@ -2,8 +2,13 @@ import math
 
 import pytest
 
-from lm_polygraph_asmi.maths import flops_ratio, heads_masked_at_once, masks_for_coverage
-from lm_polygraph_asmi.maths.mask_plan import never_masked_heads, operating_point
+from lm_polygraph_asmi.core.mask_plan import (
+    flops_ratio,
+    heads_masked_at_once,
+    masks_for_coverage,
+    never_masked_heads,
+    operating_point,
+)
 
 
 def test_stated_points():

@@ -11,8 +11,9 @@ import torch
 from accelerate import cpu_offload
 from transformers import AutoModelForCausalLM
 
+from lm_polygraph_asmi.core.identity import model_key, tokenizer_key
 from lm_polygraph_asmi.results import cache
-from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_key
+from lm_polygraph_asmi.results.cache import ResultCache
 from tests.families import tiny_model
 from tests.tiny_lm import tokenizer
 

@@ -9,7 +9,7 @@ from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from lm_polygraph.utils.model import WhiteboxModel
 
-from lm_polygraph_asmi.maths import example_seed
+from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests.decoders import DECODERS
 from tests.rounding import allowed

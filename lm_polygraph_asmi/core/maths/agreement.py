@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from lm_polygraph_asmi.maths.information import mask_weights
-from lm_polygraph_asmi.maths.support import UnionSupport, check_log_probs, union_support
+from lm_polygraph_asmi.core.maths.information import mask_weights
+from lm_polygraph_asmi.core.maths.support import UnionSupport, check_log_probs, union_support
 
 
 def cosine_blocks(rows: Float[Tensor, "*batch U D"]) -> Callable[[slice], Tensor]:

@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from lm_polygraph_asmi.results.names import Settings
+from lm_polygraph_asmi.core.settings import Settings
 
+TOP_K = (1, 8, 16, 32, 64, 128, 256)
+"""The K of the paper's analysis of coverage; `coverage` is saved at these."""
+CANDIDATES = 8
+"""Tokens per position in the field `candidates`."""
 MASKS_FIRST = ("top_token", "kl", "masked_log_likelihood")
 """Statistics of tokens whose axis 0 are the S masks; of all others, it is the T tokens."""
 
@@ -38,7 +42,7 @@ class AnswerStatistics:
     entropy_of_mean: Float[np.ndarray, " T"]  # of the averaged distribution
     mean_entropy: Float[np.ndarray, " T"]  # mean over masks
     tail_mass: Float[np.ndarray, " T"]  # mean over masks of the mass outside the union
-    coverage: Float[np.ndarray, "T 7"]  # of the top K, for each K of `analysis.coverage.TOP_K`
+    coverage: Float[np.ndarray, "T 7"]  # of the top K, for each K of `TOP_K`
     top_token: Int[np.ndarray, "S T"]  # the most likely one
     mask_seed: int
     settings: Settings  # in use, with those derived for the model

@@ -1,6 +1,7 @@
-"""From the disagreement at each token to the score of an answer: the paper's three equations.
+"""Line 9 of Algorithm 1: from MI_t and A_t of the tokens to the score of the answer.
 
-Without torch, so that reading saved statistics does not import it.
+Every score is made here: those of benchmark runs, of single answers, and those that are computed
+again from saved statistics. Without torch, so that a report does not import it.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ def token_scores(information: Value, agreement: Value, alpha: float = 1.0) -> Va
         >>> token_scores(0.4, 0.5), token_scores(0.4, 0.5, alpha=0.0)
         (0.2, 0.4)
     """
+    # 9: MI_t (1 - A_t)
     return information * (1 - alpha * agreement)
 
 
@@ -49,4 +51,5 @@ def aggregate(
         >>> aggregate([0.1, 0.3]), aggregate([0.1, 0.3], "max")
         (0.2, 0.3)
     """
+    # 9: U <- 1 / T sum over t
     return float(_REDUCED[aggregation](token_scores))

@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from lm_polygraph_asmi.model.forwards import with_cache
-from lm_polygraph_asmi.model.memory import in_chunks
+from lm_polygraph_asmi.core.model.forwards import with_cache
+from lm_polygraph_asmi.core.model.memory import in_chunks
 
 _KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
 """Kinds of cached layers that hold nothing else."""

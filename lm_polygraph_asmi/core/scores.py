@@ -4,6 +4,7 @@ Every score is made here: those of benchmark runs, of single answers, and those 
 again from saved statistics. Without torch, so that a report does not import it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +15,33 @@ from lm_polygraph_asmi.config import ASMIConfig
 Value = TypeVar("Value", float, np.ndarray)
 
 _REDUCED: dict[str, Callable[..., Any]] = {"mean": np.mean, "sum": np.sum, "max": np.max}
+
+
+def adaptive_gate(
+    diversity: float, tau: float = ASMIConfig.tau, beta: float = ASMIConfig.beta
+) -> float:
+    """alpha(x) = sigmoid(beta (tau - div(x))), in (0, 1): near 1 for near-paraphrases.
+
+    It is 0.5 where div = tau; beta is its steepness there. The defaults are the paper's, the same
+    for all tasks and models. ValueError: a diversity that is NaN or infinite. Source: section
+    "Adaptive semantic weighting" of the paper.
+
+    Example:
+        >>> round(adaptive_gate(0.3), 2), round(adaptive_gate(1.0), 4)  # half open, closed
+        (0.5, 0.0009)
+    """
+    if not math.isfinite(diversity):
+        raise ValueError(f"diversity must be finite, got {diversity}")
+    # tanh form of the sigmoid: no overflow for large beta.
+    return 0.5 * (1 + math.tanh(beta * (tau - diversity) / 2))
+
+
+def discount(config: ASMIConfig, diversity: float = math.nan) -> float:
+    """alpha, the weight of the semantic discount: 0 for ASMI, 1 for Sem-ASMI, for Adapt-ASMI that
+    of the input's div(x)."""
+    if config.method == "adapt":
+        return adaptive_gate(diversity, config.tau, config.beta)
+    return float(config.method == "sem")
 
 
 def token_scores(information: Value, agreement: Value, alpha: float = 1.0) -> Value:

@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from lm_polygraph_asmi.core.maths.gate import adaptive_gate
-from lm_polygraph_asmi.core.scores import token_scores
+from lm_polygraph_asmi.core.scores import discount
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.results.names import DIVERSITY_AT
 
@@ -28,10 +25,8 @@ class AdaptASMI(MaskedHeadsEstimator):
     def _dependencies(self) -> list[str]:
         return [*super()._dependencies(), DIVERSITY_AT[self.config.gate_token]]
 
-    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
-        diversity = example[DIVERSITY_AT[self.config.gate_token]]
-        alpha = adaptive_gate(diversity, self.config.tau, self.config.beta)
-        return token_scores(example["mi"], example["agreement"], alpha)
+    def _discount(self, example: Mapping[str, Any]) -> float:
+        return discount(self.config, example[DIVERSITY_AT[self.config.gate_token]])
 
 
 def load_estimator(config: Mapping[str, Any]) -> AdaptASMI:

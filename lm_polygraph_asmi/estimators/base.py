@@ -1,6 +1,5 @@
 """Base class of the ASMI estimators: settings, their check, and the score of an answer."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.core.mask_plan import operating_point
-from lm_polygraph_asmi.core.scores import aggregate
+from lm_polygraph_asmi.core.scores import aggregate, discount, token_scores
 
 
 def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
@@ -128,6 +127,10 @@ class MaskedHeadsEstimator(Estimator):
                 f"{ {k: actual[k] for k in different} }: give both the same settings"
             )
 
-    @abstractmethod
     def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
         """(T,) scores of the tokens, nats, from the fields of `asmi` and the other dependencies."""
+        return token_scores(example["mi"], example["agreement"], self._discount(example))
+
+    def _discount(self, example: Mapping[str, Any]) -> float:
+        """alpha, the weight of the semantic discount for the answer."""
+        return discount(self.config)

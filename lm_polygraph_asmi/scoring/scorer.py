@@ -15,14 +15,13 @@ from lm_polygraph_asmi.analysis.features import free_features
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.core.engine import Engine, diversity_of
 from lm_polygraph_asmi.core.identity import model_key, tokenizer_key
-from lm_polygraph_asmi.core.maths.gate import adaptive_gate
 from lm_polygraph_asmi.core.model import (
     attention_of,
     plain_model,
     scoring_session,
     structure_of,
 )
-from lm_polygraph_asmi.core.scores import aggregate
+from lm_polygraph_asmi.core.scores import aggregate, discount
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.host.releases import warn_of_untested
@@ -378,7 +377,7 @@ class Scorer:
         """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and a warning about samples."""
         config, samples = self.config, given.request.samples
         if config.method != "adapt":
-            return float(config.method == "sem"), None, []
+            return discount(config), None, []
         if samples is None:
             sampled = self._generation.sampled(
                 given.prompt_ids, config.max_new_tokens, config.num_samples, config.seed
@@ -400,8 +399,7 @@ class Scorer:
             structure=config.structure,
         )
         few = "Fewer than two sampled answers are non-empty: no semantic discount (alpha near 0)."
-        gate = adaptive_gate(diversity, config.tau, config.beta)
-        return gate, diversity, [few] if len(responses) < 2 else []
+        return discount(config, diversity), diversity, [few] if len(responses) < 2 else []
 
 
 def score(

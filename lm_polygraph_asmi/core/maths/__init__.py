@@ -18,7 +18,7 @@ from lm_polygraph_asmi.core.maths.agreement import (
     cosines,
     semantic_agreement,
 )
-from lm_polygraph_asmi.core.maths.gate import adaptive_gate, response_diversity
+from lm_polygraph_asmi.core.maths.gate import response_diversity
 from lm_polygraph_asmi.core.maths.information import (
     Disagreement,
     disagreement,
@@ -35,7 +35,7 @@ from lm_polygraph_asmi.core.maths.support import (
 )
 
 __all__ = [
-    "Disagreement", "UnionSupport", "adaptive_gate", "agreement_on_support", "cosines",
+    "Disagreement", "UnionSupport", "agreement_on_support", "cosines",
     "disagreement", "example_seed", "mask_weights", "most_likely", "mutual_information", "ranked",
     "response_diversity", "sample_head_masks", "semantic_agreement", "top_k_coverage",
     "union_support",

@@ -1,12 +1,8 @@
-"""The gate of Adapt-ASMI: the weight of the semantic discount for one input."""
-
-import math
+"""What the gate of Adapt-ASMI reads: the diversity of the answers to one input."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-from lm_polygraph_asmi.config import ASMIConfig
 
 
 def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:
@@ -33,22 +29,3 @@ def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:
     pairs = torch.triu_indices(len(unit), len(unit), offset=1)
     cosines = (unit @ unit.T)[pairs[0], pairs[1]]
     return max(0.0, 1 - cosines.mean().item())
-
-
-def adaptive_gate(
-    diversity: float, tau: float = ASMIConfig.tau, beta: float = ASMIConfig.beta
-) -> float:
-    """alpha(x) = sigmoid(beta (tau - div(x))), in (0, 1): near 1 for near-paraphrases.
-
-    It is 0.5 where div = tau; beta is its steepness there. The defaults are the paper's, the same
-    for all tasks and models. ValueError: a diversity that is NaN or infinite. Source: section
-    "Adaptive semantic weighting" of the paper.
-
-    Example:
-        >>> round(adaptive_gate(0.3), 2), round(adaptive_gate(1.0), 4)  # half open, closed
-        (0.5, 0.0009)
-    """
-    if not math.isfinite(diversity):
-        raise ValueError(f"diversity must be finite, got {diversity}")
-    # tanh form of the sigmoid: no overflow for large beta.
-    return 0.5 * (1 + math.tanh(beta * (tau - diversity) / 2))

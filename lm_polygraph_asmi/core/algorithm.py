@@ -36,12 +36,11 @@ from lm_polygraph_asmi.core.model import (
     unembedding,
 )
 from lm_polygraph_asmi.core.model.memory import in_chunks, reduced_at_once
-from lm_polygraph_asmi.core.settings import Settings
-from lm_polygraph_asmi.core.statistics import CANDIDATES, TOP_K, concatenated
+from lm_polygraph_asmi.core.statistics import CANDIDATES, TOP_K, Settings, concatenated
 
 
 def unmasked_pass(
-    f: MaskedModel, x_y: Int[Tensor, " P+T"], P: int, layers: list[int], scope: str
+    f: MaskedModel, x_y: Int[Tensor, " tokens"], P: int, layers: list[int], scope: str
 ) -> UnmaskedPass:
     """Line 2: h_cache, the states that enter each layer to be masked."""
     # 2: h_cache <- f_pre(x, y)

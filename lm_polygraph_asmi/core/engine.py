@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -34,8 +34,7 @@ from lm_polygraph_asmi.core.model import (
     structure_of,
 )
 from lm_polygraph_asmi.core.model.memory import distributions_at_once, in_chunks
-from lm_polygraph_asmi.core.settings import Settings
-from lm_polygraph_asmi.core.statistics import AnswerStatistics, concatenated
+from lm_polygraph_asmi.core.statistics import AnswerStatistics, Settings, concatenated
 
 NO_EVIDENCE = 1.0
 """div(x) of fewer than two non-empty responses: as of unrelated ones.
@@ -45,6 +44,7 @@ each other.
 """
 
 
+@runtime_checkable
 class Store(Protocol):
     """Keeps statistics under keys that hold all they depend on, as `results.cache.ResultCache`."""
 

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.core.model import (
     plain_model,
     structure_of,
 )
-from lm_polygraph_asmi.core.settings import masked_layer
+from lm_polygraph_asmi.core.statistics import masked_layer
 from lm_polygraph_asmi.host.model import maskable_model
 from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
 from tests.families import tiny_model

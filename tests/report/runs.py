@@ -12,7 +12,7 @@ import torch
 
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.core.settings import Settings
+from lm_polygraph_asmi.core.statistics import Settings
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.items import heads
 from lm_polygraph_asmi.results.manifest import write_manifest

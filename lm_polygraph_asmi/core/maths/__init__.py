@@ -18,7 +18,7 @@ from lm_polygraph_asmi.core.maths.agreement import (
     cosines,
     semantic_agreement,
 )
-from lm_polygraph_asmi.core.maths.gate import response_diversity
+from lm_polygraph_asmi.core.maths.diversity import response_diversity
 from lm_polygraph_asmi.core.maths.information import (
     Disagreement,
     disagreement,

@@ -90,7 +90,7 @@ def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: in
 
 def run_unmasked(
     f: MaskedModel,
-    input_ids: Int[Tensor, " tokens"],
+    input_ids: Tensor,  # (tokens,), which is checked here
     prompt_length: int,
     target_layers: Iterable[int],
     scope: str = "all",

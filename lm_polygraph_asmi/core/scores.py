@@ -12,6 +12,7 @@ import numpy as np
 
 from lm_polygraph_asmi.config import ASMIConfig
 
+__all__ = ["adaptive_gate", "aggregate", "discount", "token_scores"]
 Value = TypeVar("Value", float, np.ndarray)
 
 _REDUCED: dict[str, Callable[..., Any]] = {"mean": np.mean, "sum": np.sum, "max": np.max}

@@ -14,7 +14,6 @@ def test_the_papers_figures_for_32_heads():
     assert table.loc[0.15, "heads, Gaussian"] == pytest.approx(4.8 + 1.645 * 4.08**0.5, abs=1e-3)
     assert table.loc[0.15, "heads, exact"] == 8
     assert table.index[-1] == 0.30  # twice the largest admissible
-    assert mask_plan.never_masked_heads(32, 0.10, 16) == pytest.approx(5.9, abs=0.05)
     for heads in (4, 64):  # the last admissible row is the default of the estimators
         corner = plan_table(heads).query("admissible").iloc[-1]
         assert (corner["p"], corner["S"]) == mask_plan.operating_point(heads)

@@ -85,7 +85,7 @@ class MaskedHeadsCalculator(StatCalculator):
             zip(texts, require(dependencies, "greedy_tokens"), strict=True)
         ):
             prompt = prompt_ids(model, text, row, dependencies)
-            response = stop_conditions.response(tokens, len(texts))
+            response = list(map(int, stop_conditions.response(tokens, len(texts))))
             at_depths = self.engine.score(transformer, prompt, response, depths=self.depths)
             example = by_name(at_depths)
             example["asmi_closing"] = stop_conditions.closes(response)

@@ -2,9 +2,9 @@
 
 In the order of the paper's method section: `masks` samples S head masks, the model answers under
 each, `support` reduces the next-token distributions, `information` measures their disagreement
-MI_t, `agreement` how alike the tokens are that they choose, and `gate` how far the answer's
-paraphrases allow that discount. Beside this folder, `mask_plan` derives how many masks there are
-and how often each masks a head, and `scores` turns all of it into the score of the answer.
+MI_t, and `agreement` how alike the tokens are that they choose, and how alike sampled answers are.
+Beside this folder, `mask_plan` derives how many masks there are and how often each masks a head,
+and `scores` turns all of it into the score of the answer.
 
 Each axis has one letter throughout: S head masks (subnetworks), T response positions, H query
 heads, V vocabulary, K tokens kept per distribution, U tokens in the union of the S kept sets,
@@ -16,9 +16,9 @@ nats.
 from lm_polygraph_asmi.core.maths.agreement import (
     agreement_on_support,
     cosines,
+    response_diversity,
     semantic_agreement,
 )
-from lm_polygraph_asmi.core.maths.diversity import response_diversity
 from lm_polygraph_asmi.core.maths.information import (
     Disagreement,
     disagreement,

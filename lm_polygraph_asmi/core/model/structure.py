@@ -112,9 +112,11 @@ def structure_of(model: PreTrainedModel, named: str | None = None) -> Structure:
     `named`: paths of modules, as the setting `structure` of `ASMIConfig` has them. Raises
     TypeError: the heads of this model cannot be masked; the message gives the reason.
     """
-    if ("structure", named) not in findings(model):
+    found = findings(model)
+    if ("structure", named) not in found:
         remember_structure(model, _find_structure(model, module_paths(named)), named)
-    structure: Structure = findings(model)["structure", named]
+        found = findings(model)
+    structure: Structure = found["structure", named]
     return structure
 
 

@@ -91,8 +91,10 @@ API = {
     "lm_polygraph_asmi.estimators": "Estimators",
     "lm_polygraph_asmi.report": "Report",
     "lm_polygraph_asmi.analysis": "Statistics",
-    "lm_polygraph_asmi.maths": "Formulas",
-    "lm_polygraph_asmi.model": "Masked passes",
+    "lm_polygraph_asmi.core.scores": "Scores of an answer",
+    "lm_polygraph_asmi.core.mask_plan": "Number and rate of masks",
+    "lm_polygraph_asmi.core.maths": "Formulas",
+    "lm_polygraph_asmi.core.model": "Masked passes",
     "lm_polygraph_asmi.heads.analysis": "Experiments",
 }
 """Module with public names -> title of its page."""

@@ -29,20 +29,19 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.host.loading import load_named
-from lm_polygraph_asmi.model import (
-    layer_at,
-    num_heads,
-    num_layers,
+from lm_polygraph_asmi.core import maths
+from lm_polygraph_asmi.core.model import (
+    MaskedModel,
+    masked_model,
     readout,
     run_unmasked,
     scoring_session,
+    structure_of,
     unembedding,
 )
-from lm_polygraph_asmi.model.check import PASSES, checked
-from lm_polygraph_asmi.model.heads import output_projection
+from lm_polygraph_asmi.core.model.check import PASSES, trusted
+from lm_polygraph_asmi.host.loading import load_named
 from tests.subnetworks import subnetwork_log_probs
 
 SHAPES = {
@@ -73,20 +72,20 @@ class Contenders:
     """Methods to time; most compute the S x T distributions of an answer."""
 
     def __init__(
-        self, model: PreTrainedModel, ids: Tensor, prompt_length: int, layer: int, masks: Tensor
+        self, f: MaskedModel, ids: Tensor, prompt_length: int, layer: int, masks: Tensor
     ) -> None:
-        self.model, self.input_ids, self.prompt_length = model, ids, prompt_length
+        self.f, self.model, self.input_ids, self.prompt_length = f, f.model, ids, prompt_length
         self.layer, self.masks = layer, masks
         self.predicting = slice(prompt_length - 1, len(ids) - 1)
 
     def scoring_pass(self) -> Tensor:
         """One unmasked pass over prompt and answer: the unit of the paper's cost estimate."""
-        unmasked = run_unmasked(self.model, self.input_ids, self.prompt_length, [])
-        return readout(self.model, unmasked.final_hidden)
+        unmasked = run_unmasked(self.f, self.input_ids, self.prompt_length, [])
+        return readout(self.f, unmasked.final_hidden)
 
     def naive(self, positions: slice = slice(None)) -> Tensor:
         """S full forward passes, each with logits at every position, and a hook that masks."""
-        rows, projection = [], output_projection(self.model, self.layer)
+        rows, projection = [], self.f.projection(self.layer)
         for mask in self.masks:
 
             def hook(_: nn.Module, args: tuple[Tensor, ...], mask: Tensor = mask) -> Tensor:
@@ -105,7 +104,7 @@ class Contenders:
 
     def _asmi(self, scope: str) -> Tensor:
         given = self.model, self.input_ids, self.prompt_length, self.layer, self.masks
-        return subnetwork_log_probs(*given, scope=scope)
+        return subnetwork_log_probs(*given, scope=scope, compiles=self.f.compiles)
 
     def exact(self) -> Tensor:
         return self._asmi("all")
@@ -134,12 +133,12 @@ class Contenders:
 
     def kernels(self, scope: str) -> int:
         """Kernels of one masked pass: on a processor, operators that call no other and compute."""
-        found = run_unmasked(self.model, self.input_ids, self.prompt_length, [self.layer], scope)
-        run = PASSES[scope][checked(self.model, self.layer, scope).names[0]]
+        found = run_unmasked(self.f, self.input_ids, self.prompt_length, [self.layer], scope)
+        run = PASSES[scope][trusted(self.f, self.layer, scope).names[0]]
         on_gpu = self.model.device.type == "cuda"
         activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
         with profile(activities=[activity]) as profiler:
-            run(self.model, found, self.layer, self.masks[:2])
+            run(self.f, found, self.layer, self.masks[:2])
         names = [event.name for event in profiler.events() if not event.cpu_children]
         if on_gpu:
             return sum(not name.startswith("Mem") for name in names)
@@ -267,25 +266,26 @@ def main(
     place = model.device
     generator, length = torch.Generator().manual_seed(0), prompt_tokens + response_tokens
     input_ids = torch.randint(model.config.vocab_size, (length,), generator=generator).to(place)
-    layer = layer_at(model, DEPTH)
-    masks = maths.sample_head_masks(num_masks, num_heads(model, layer), MASK_RATE, generator)
+    structure = structure_of(model)
+    layer = structure.layer_at(DEPTH)
+    masks = maths.sample_head_masks(num_masks, structure.heads[layer], MASK_RATE, generator)
     distinct = masks.unique(dim=0)
     to_run = int((~distinct.all(dim=1)).sum())
     console.print(
         f"{name}, {dtype}, SDPA: {prompt_tokens} prompt and {response_tokens} "
-        f"response tokens, layer {layer} of {num_layers(model)}, p = {MASK_RATE}, S = {num_masks}, "
-        f"of which {to_run} distinct and not all-ones\n{machine(place)}",
+        f"response tokens, layer {layer} of {structure.num_layers}, p = {MASK_RATE}, "
+        f"S = {num_masks}, of which {to_run} distinct and not all-ones\n{machine(place)}",
         highlight=False,
     )
-    with scoring_session(model, "sdpa", compiles):
-        contenders = Contenders(model, input_ids, prompt_tokens, layer, masks)
+    with masked_model(model, "sdpa", compiles=compiles) as f:
+        contenders = Contenders(f, input_ids, prompt_tokens, layer, masks)
         differences = contenders.check()
         kernels = [f"{scope} {contenders.kernels(scope)}" for scope in SCOPES]
         log_probs = contenders.exact()
 
         def statistics_alone() -> None:
             maths.mutual_information(log_probs, TOP_K)
-            maths.semantic_agreement(log_probs, unembedding(model), TOP_K)
+            maths.semantic_agreement(log_probs, unembedding(f), TOP_K)
 
         timed: dict[str, Callable[[], object]] = {
             f"naive, {num_masks} passes": contenders.naive,

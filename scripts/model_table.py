@@ -1,6 +1,6 @@
 """Which models ASMI supports: tests every class of transformers' registry of causal models.
 
-    python scripts/model_table.py --out lm_polygraph_asmi/model/classes.csv   # every class
+    python scripts/model_table.py --out lm_polygraph_asmi/core/model/classes.csv   # every class
     python scripts/model_table.py LlamaForCausalLM                            # one class
 
 Each class is built tiny and random and scored with the public `subnetwork_log_probs` in both
@@ -29,9 +29,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.model import heads, layer_at, scoring_session, structure_of
-from lm_polygraph_asmi.model.check import PASSES, checked
-from lm_polygraph_asmi.model.memory import batch_bytes
+from lm_polygraph_asmi.core.model import masked_model, scoring_session, structure, structure_of
+from lm_polygraph_asmi.core.model.check import PASSES, trusted
+from lm_polygraph_asmi.core.model.memory import batch_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests import brute_force
@@ -104,25 +104,25 @@ def wrong(
 ) -> str:
     """The first case that is wrong if these passes are known, up to a length; or what falls."""
     for attention, cases in tested:
-        with scoring_session(model, attention):
-            known = checked(model, layer, scope)
-        known.names, known.compared = list(names), (longest, longest)
+        with masked_model(model, attention) as f:
+            use = trusted(f, layer, scope)
+        use.names, use.compared = list(names), (longest, longest)
         for ids, prompt, masks, expected in cases:
-            budget = batch_bytes(model, BATCH, len(ids) - 1) if len(masks) > BATCH else None
+            budget = batch_bytes(f, BATCH, len(ids) - 1) if len(masks) > BATCH else None
             how = {"scope": scope, "attention": attention, "memory_budget": budget}
             found = subnetwork_log_probs(model, ids, prompt, layer, masks, **how).exp()
             distance = (found - expected).abs().sum(-1).max().item() / 2
             if not distance <= TOLERANCE:
                 case = f"{prompt} of {len(ids)} tokens, {len(masks)} masks, {attention}"
                 return f"WRONG: {distance:.2g} at {case}"
-        if known.names != names:
+        if use.names != names:
             return f"the check drops {names[0]!r}"
     return ""
 
 
 def word_of(scope: str, models: list[tuple[PreTrainedModel, list[list[Case]]]]) -> str:
     """The fastest pass that is right, or what is wrong. A pass may refuse angles that switch."""
-    names, layer = list(PASSES[scope]), layer_at(models[0][0], 0.4)
+    names, layer = list(PASSES[scope]), structure_of(models[0][0]).layer_at(0.4)
     try:
         plain, *switched = [(m, layer, scope, truth(m, layer, scope, s)) for m, s in models]
     except ValueError as error:
@@ -162,12 +162,12 @@ def row_of(name: str, config: type, model: type) -> list[str]:
         why = textwrap.shorten(str(error), 200)  # the cause is often in its second line
         return [name, "not tested", "", "", f"not built: {type(error).__name__}: {why}"]
     fastest = [next(iter(PASSES[scope])) for scope in SCOPES]
-    if (table := heads.classes()).get(name, {}).get("heads") != "refused":
+    if (table := structure.classes()).get(name, {}).get("heads") != "refused":
         table[name] = dict(zip(COLUMNS, (name, "by name", *fastest, ""), strict=True))
     try:
         projections = structure_of(built[0]).projections
     except TypeError as error:
-        why = str(error).splitlines()[0].replace(heads.NAME_THEM, "").replace(f"{name} ", "", 1)
+        why = str(error).splitlines()[0].replace(structure.NAME_THEM, "").replace(f"{name} ", "", 1)
         return [name, "refused", why, "the same", ""]
     angles = switching(config, model)
     also = [] if angles is None else [(angles, [SWITCHING, SWITCHING[::-1]])]

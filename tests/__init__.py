@@ -13,5 +13,11 @@ _check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 def check(function: Any) -> Any:
-    """Inner functions are not checked: each call of the outer one would compile the check anew."""
-    return function if "<locals>" in function.__qualname__ else _check(function)
+    """Outside the core, only what has shapes: other functions take anything, and refuse by name.
+
+    Inner functions are not checked: each call of the outer one would compile the check anew.
+    """
+    core = function.__module__.startswith("lm_polygraph_asmi.core")
+    shapes = "jaxtyping" in repr(getattr(function, "__annotations__", None))
+    inner = "<locals>" in function.__qualname__
+    return _check(function) if (core or shapes) and not inner else function

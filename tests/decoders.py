@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import check
+from lm_polygraph_asmi.core.maths import sample_head_masks
+from lm_polygraph_asmi.core.model import subnetworks
 from tests import brute_force
 from tests.families import CONFIGS, tiny_model
 from tests.registry import tiny_class
@@ -106,7 +106,7 @@ def unchecked() -> Iterator[None]:
     """The first pass of a class goes unseen, where a test itself compares what comes of it."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("failure", "check_unmasked"):
-            patch.setattr(check, name, lambda *_: None)
+            patch.setattr(subnetworks, name, lambda *_: None)
         yield
 
 

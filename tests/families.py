@@ -58,9 +58,8 @@ def tiny_model(name: str, attention: str = "eager", **overrides: object) -> "Pre
 
 def share_structure(model: "PreTrainedModel", recipe: str) -> None:
     """What is found in the first model of a recipe is known of the others until one is changed."""
-    from lm_polygraph_asmi.model import structure_of
-    from lm_polygraph_asmi.model.state import known_values
+    from lm_polygraph_asmi.core.model.structure import remember_structure, structure_of
 
     if recipe not in STRUCTURES:
         STRUCTURES[recipe] = structure_of(model)
-    known_values(model)["structure"] = STRUCTURES[recipe]
+    remember_structure(model, STRUCTURES[recipe])

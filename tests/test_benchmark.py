@@ -14,9 +14,9 @@ from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import OmegaConf, read_write
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.core.mask_plan import operating_point
 from lm_polygraph_asmi.heads.analysis import head_criticality
 from lm_polygraph_asmi.host.configs import configs_path
-from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.results.manifest import read_manifest
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.results.runs import load_run

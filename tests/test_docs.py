@@ -21,10 +21,10 @@ from sybil.parsers.myst import PythonCodeBlockParser
 
 from lm_polygraph_asmi.analysis import Clustered
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.core.statistics import UNMASKED, AnswerStatistics
 from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.results import names
-from lm_polygraph_asmi.scoring.statistics import UNMASKED, AnswerStatistics
 from tests import pages
 from tests.composing import composed
 from tests.pages import DOCS, PAGES, RECIPES, REPOSITORY, blocks, inline, prose, table

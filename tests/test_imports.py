@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ MAY_IMPORT = {
 """Subpackage -> others, as contributors read it; one within another by its path."""
 LIGHT = "torch transformers lm_polygraph datasets"
 WITHOUT = {
-    "maths": "transformers lm_polygraph datasets pandas",
-    "model": "lm_polygraph datasets pandas",
+    "core/maths": "transformers lm_polygraph datasets pandas",
+    **dict.fromkeys(("core", "core/model"), "lm_polygraph datasets pandas"),
     "estimators": "transformers datasets",
     **dict.fromkeys(("analysis", "report", "_hydra", "commands"), LIGHT),
     **dict.fromkeys(("heads/analysis", "heads/items"), LIGHT),
@@ -36,17 +37,9 @@ HEAVY = (
     "torch", "transformers", "lm_polygraph", "datasets", "scipy.stats", "sklearn", "matplotlib",
     "pandas", "accelerate", "spacy", "openai", "bert_score", "nltk",
 )  # fmt: skip
-LOOSE = {
-    "__init__.py",
-    "algorithm.py",
-    "config.py",
-    "files.py",
-    "inputs.py",
-    "lazy.py",
-    "options.py",
-    "tables.py",
-    "validation.py",
-}
+LOOSE = {"config", "files", "inputs", "lazy", "options", "tables", "validation"}
+CORE_KNOWS = {"config", "files", "validation"}
+"""Loose files that the core imports."""
 ENTRANCES = {"commands/__init__.py", "report/items/__init__.py"}
 """Where the core finds heads: their commands, and what they add to the report."""
 
@@ -86,20 +79,42 @@ def imported(file: Path) -> Iterator[str]:
     return named(node for node in nodes if node not in hidden)
 
 
-def test_every_folder_is_a_room():
+def own_imports(file: Path) -> set[Path]:
+    """The package's modules and subpackages that a file imports, by their paths."""
+    own = [Path(*name.split(".")[1:]) for name in imported(file) if name.split(".")[0] == PACKAGE]
+    return {p for p in own if p.parts and ((ROOT / p).is_dir() or (ROOT / f"{p}.py").is_file())}
+
+
+def test_every_folder_is_a_room_and_no_arrow_leads_back():
     found = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*.py")}
-    assert found == LOOSE | {name for name in MAY_IMPORT if "/" not in name}
+    loose = {f"{name}.py" for name in ("__init__", *LOOSE)}
+    assert found == loose | {name for name in MAY_IMPORT if "/" not in name}
+    TopologicalSorter(MAY_IMPORT).prepare()  # raises where one leads in a circle
+
+
+def test_loose_files_and_the_core_import_nothing_above_them():
+    for file in (*(ROOT / f"{name}.py" for name in LOOSE), *(ROOT / "core").rglob("*.py")):
+        below = {"core", *CORE_KNOWS} if "core" in file.relative_to(ROOT).parts else LOOSE
+        assert {path.parts[0] for path in own_imports(file)} <= below, file
+
+
+@pytest.mark.parametrize("name", ["asmi", "sem_asmi"])
+def test_an_estimator_needs_few_files(name):
+    """A formula is a product: whoever reads it reads these, and no model."""
+    found = {Path("estimators", name)}
+    for _ in range(9):  # by as many steps
+        found |= {
+            p for f in found for p in own_imports(ROOT / f"{f}.py") if not (ROOT / p).is_dir()
+        }
+    assert 3 < len(found) <= 1 + 6, found
 
 
 @pytest.mark.parametrize("subpackage", MAY_IMPORT)
 def test_imports_point_one_way(subpackage):
     for file in files_of(subpackage):
         entrance = {"heads"} if str(file.relative_to(ROOT)) in ENTRANCES else set()
-        for name in imported(file):
-            package, *rest = name.split(".")
-            if package == PACKAGE and rest and (ROOT / rest[0]).is_dir():
-                allowed = {subpackage, *MAY_IMPORT[subpackage], *entrance}
-                assert room_of(*rest) in allowed, (file, name)
+        rooms = {room_of(*p.parts) for p in own_imports(file) if (ROOT / p.parts[0]).is_dir()}
+        assert rooms <= {subpackage, *MAY_IMPORT[subpackage], *entrance}, file
         for name in named(parsed(file).body):
             assert name.split(".")[0] not in WITHOUT.get(subpackage, "").split(), (file, name)
 

@@ -13,7 +13,8 @@ import torch
 from click.testing import CliRunner
 from datasets import load_from_disk
 
-from lm_polygraph_asmi.maths import sample_head_masks
+from lm_polygraph_asmi.core.maths import sample_head_masks
+from lm_polygraph_asmi.core.model import masked_model
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
 
@@ -24,8 +25,8 @@ from tests.families import tiny_model
 def test_the_benchmark_checks_what_it_times(dtype, monkeypatch):
     model = tiny_model("llama").to(dtype)
     masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        contenders = bench_suffix.Contenders(model, torch.arange(3, 20), 11, 2, masks)
+    with torch.no_grad(), masked_model(model) as f:
+        contenders = bench_suffix.Contenders(f, torch.arange(3, 20), 11, 2, masks)
         found = contenders.check()
         unmasked = contenders.scoring_pass().expand_as(contenders.exact())
         if dtype == torch.float32:

@@ -14,6 +14,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     percentiles,
     tied_order,
 )
+from lm_polygraph_asmi.core.statistics import TOP_K
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,8 +25,6 @@ BANDS = {
     "high (top decile)": (90, 100),
 }
 """Percentiles of rank by MI_t, as in appendix "Top-K Coverage Analysis" of the paper."""
-TOP_K = (1, 8, 16, 32, 64, 128, 256)
-"""The K of the paper's analysis; runs save coverage at these."""
 
 
 def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:

@@ -25,11 +25,11 @@ def plan(heads: int, layers: int | None, depth: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from lm_polygraph_asmi import maths
+    from lm_polygraph_asmi.core import mask_plan
     from lm_polygraph_asmi.report.plan import plan_table
 
-    console, points, default = Console(), plan_table(heads), maths.operating_point(heads)
-    tolerated = maths.tolerated_heads(heads)
+    console, points, default = Console(), plan_table(heads), mask_plan.operating_point(heads)
+    tolerated = mask_plan.tolerated_heads(heads)
     table = Table(*points, title=f"{heads} heads; at most {tolerated} masked at once")
     for row in points.itertuples(index=False):
         style = "bold" if row[0] == default.mask_rate else None if row.admissible else "dim"
@@ -41,7 +41,7 @@ def plan(heads: int, layers: int | None, depth: float) -> None:
     )
     if layers is not None:
         layer = target_layer(depth, layers)
-        passes = maths.flops_ratio(layers, layer, default.num_masks)
+        passes = mask_plan.flops_ratio(layers, layer, default.num_masks)
         click.echo(
             f"Cost at depth {depth:.0%} (layer {layer} of {layers}): scoring an answer costs "
             f"{passes:.1f} full forward passes ({layer} layers once, {layers - layer} once per "

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.core.model import scoring_session
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration
 from lm_polygraph_asmi.decisions.decision import Decision
 from lm_polygraph_asmi.inputs import TEMPLATE, Answer, Prompt, parse_request
-from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import signal_of

@@ -3,11 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from lm_polygraph_asmi.algorithm import token_uncertainty
+from lm_polygraph_asmi.core.scores import discount
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
-from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.results.names import DIVERSITY_AT
 
 
@@ -28,10 +25,8 @@ class AdaptASMI(MaskedHeadsEstimator):
     def _dependencies(self) -> list[str]:
         return [*super()._dependencies(), DIVERSITY_AT[self.config.gate_token]]
 
-    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
-        diversity = example[DIVERSITY_AT[self.config.gate_token]]
-        alpha = adaptive_gate(diversity, self.config.tau, self.config.beta)
-        return token_uncertainty(example["mi"], example["agreement"], alpha)
+    def _discount(self, example: Mapping[str, Any]) -> float:
+        return discount(self.config, example[DIVERSITY_AT[self.config.gate_token]])
 
 
 def load_estimator(config: Mapping[str, Any]) -> AdaptASMI:

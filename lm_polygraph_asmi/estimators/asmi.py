@@ -3,9 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from lm_polygraph_asmi.algorithm import token_uncertainty
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 
 
@@ -19,9 +16,6 @@ class ASMI(MaskedHeadsEstimator):
     """
 
     symbol, method = "ASMI", "asmi"
-
-    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
-        return token_uncertainty(example["mi"], example["agreement"], alpha=0.0)
 
 
 def load_estimator(config: Mapping[str, Any]) -> ASMI:

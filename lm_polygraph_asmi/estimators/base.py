@@ -1,15 +1,14 @@
 """Base class of the ASMI estimators: settings, their check, and the score of an answer."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from lm_polygraph.estimators import Estimator
 
-from lm_polygraph_asmi.algorithm import sequence_uncertainty
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
-from lm_polygraph_asmi.maths import operating_point
+from lm_polygraph_asmi.core.mask_plan import operating_point
+from lm_polygraph_asmi.core.scores import aggregate, discount, token_scores
 
 
 def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
@@ -109,7 +108,7 @@ class MaskedHeadsEstimator(Estimator):
             tokens = self._token_scores(example)
             closing = example["asmi_closing"] and not self.config.closing_token
             counted = tokens[:-1] if closing and len(tokens) > 1 else tokens
-            scores.append(sequence_uncertainty(counted, self.config.aggregation))
+            scores.append(aggregate(counted, self.config.aggregation))
         if not np.isfinite(scores).all():
             raise ValueError(
                 f"expected finite scores from {self}, got {scores}: the run stops, because "
@@ -129,6 +128,10 @@ class MaskedHeadsEstimator(Estimator):
                 f"{ {k: actual[k] for k in different} }: give both the same settings"
             )
 
-    @abstractmethod
     def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
         """(T,) scores of the tokens, nats, from the fields of `asmi` and the other dependencies."""
+        return token_scores(example["mi"], example["agreement"], self._discount(example))
+
+    def _discount(self, example: Mapping[str, Any]) -> float:
+        """alpha, the weight of the semantic discount for the answer."""
+        return discount(self.config)

@@ -18,19 +18,20 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.heads.analysis.heads import head_criticality
-from lm_polygraph_asmi.heads.analysis.probe import COUNT, NUMBERS, ablations, extremes
-from lm_polygraph_asmi.host.loading import load_named
-from lm_polygraph_asmi.maths import example_seed
-from lm_polygraph_asmi.model import (
+from lm_polygraph_asmi.core.maths.masks import example_seed
+from lm_polygraph_asmi.core.model import (
+    MaskedModel,
     UnmaskedPass,
+    masked_model,
     readout,
     run_subnetworks,
     run_unmasked,
 )
-from lm_polygraph_asmi.model.memory import in_chunks
+from lm_polygraph_asmi.core.model.memory import in_chunks
+from lm_polygraph_asmi.heads.analysis.heads import head_criticality
+from lm_polygraph_asmi.heads.analysis.probe import COUNT, NUMBERS, ablations, extremes
+from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.results.runs import Run, load_run
-from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 
 DRAWS = 10
@@ -58,13 +59,13 @@ class Answer(NamedTuple):
     def response(self) -> Int[Tensor, " T"]:
         return self.input_ids[self.prompt_length :]
 
-    def check_model(self, model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
+    def check_model(self, f: MaskedModel, unmasked: UnmaskedPass) -> None:
         """Raise ValueError unless the model reproduces the answer's saved likelihood."""
-        log_probs = readout(model, unmasked.final_hidden)
+        log_probs = readout(f, unmasked.final_hidden)
         tokens = self.response[:, None].to(log_probs.device)
         recomputed = log_probs.gather(-1, tokens)[:, 0].cpu().numpy()
         difference = float(np.median(np.abs(recomputed - self.log_likelihood)))
-        most = SAME_MODEL if model.dtype.itemsize > 2 else SAME_MODEL_16_BITS
+        most = SAME_MODEL if f.model.dtype.itemsize > 2 else SAME_MODEL_16_BITS
         if not difference <= most:
             raise ValueError(
                 "an answer has another likelihood with this model than in the run (median "
@@ -190,15 +191,13 @@ def predictions(
     layer = used["layer"]
 
     def predict(position: int, some: Tensor) -> Tensor:
-        masked = run_subnetworks(model, unmasked, layer, some, shortcut=False)
-        return readout(model, masked.hidden[masked.index, position]).argmax(-1).cpu()
+        masked = run_subnetworks(f, unmasked, layer, some, shortcut=False)
+        return readout(f, masked.hidden[masked.index, position]).argmax(-1).cpu()
 
-    with Engine(ASMIConfig.from_dict(used)).session(model):
-        unmasked = run_unmasked(
-            model, answer.input_ids, answer.prompt_length, [layer], used["scope"]
-        )
-        answer.check_model(model, unmasked)
-        best = readout(model, unmasked.final_hidden[list(positions)]).argmax(-1).cpu()
+    with masked_model(model, used["attention"], used.get("structure")) as f:
+        unmasked = run_unmasked(f, answer.input_ids, answer.prompt_length, [layer], used["scope"])
+        answer.check_model(f, unmasked)
+        best = readout(f, unmasked.final_hidden[list(positions)]).argmax(-1).cpu()
         rows = [
             torch.cat(in_chunks(partial(predict, position), of_token, MASKS))
             for position, of_token in zip(positions, masks, strict=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import check_stop
+from lm_polygraph_asmi.core.model import plain_model, structure_of
 from lm_polygraph_asmi.host.generation import shipped_settings
-from lm_polygraph_asmi.model import name_modules, plain_model, structure_of
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -43,12 +43,10 @@ def causal_model(model: "Model") -> PreTrainedModel:
 def maskable_model(model: "Model", structure: str | None = None) -> PreTrainedModel:
     """`causal_model`, or a TypeError that says why its heads cannot be masked.
 
-    `structure` names its modules, as in `ASMIConfig`; None: those that it has been given.
+    `structure` names its modules, as in `ASMIConfig`.
     """
     transformer = causal_model(model)
-    if structure is not None:
-        name_modules(transformer, structure)
-    structure_of(transformer)
+    structure_of(transformer, structure)
     return transformer
 
 

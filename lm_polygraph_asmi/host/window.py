@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from lm_polygraph_asmi.core.model.structure import context_window
 from lm_polygraph_asmi.host.loading import load_tokenizer
-from lm_polygraph_asmi.model.heads import context_window
 
 _CONFIG_ARGUMENTS = ("revision", "gguf_file", "trust_remote_code", "cache_dir", "token")
 _SPECIAL_TOKENS = 8

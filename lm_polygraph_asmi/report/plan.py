@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from lm_polygraph_asmi import maths
-from lm_polygraph_asmi.maths.mask_plan import MASK_RATES
+from lm_polygraph_asmi.core import mask_plan
 
 
 def plan_table(num_heads: int) -> pd.DataFrame:
@@ -14,15 +13,15 @@ def plan_table(num_heads: int) -> pd.DataFrame:
         quantiles); admissible (the exact one within a quarter of the heads).
     """
     rows = []
-    for p in MASK_RATES:
-        exact, gaussian = maths.heads_masked_at_once(num_heads, p)
+    for p in mask_plan.MASK_RATES:
+        exact, gaussian = mask_plan.heads_masked_at_once(num_heads, p)
         rows.append(
             {
                 "p": p,
-                "S": maths.masks_for_coverage(num_heads, p),
+                "S": mask_plan.masks_for_coverage(num_heads, p),
                 "heads, Gaussian": gaussian,
                 "heads, exact": exact,
-                "admissible": exact <= maths.tolerated_heads(num_heads),
+                "admissible": exact <= mask_plan.tolerated_heads(num_heads),
             }
         )
     table = pd.DataFrame(rows)

@@ -12,7 +12,7 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.mechanism import masking_response
 from lm_polygraph_asmi.analysis.prr import has_contrast, prrs_with_error
 from lm_polygraph_asmi.analysis.right import RIGHT, on_scale, says_nothing
-from lm_polygraph_asmi.results.names import masked_layer
+from lm_polygraph_asmi.core.statistics import masked_layer
 from lm_polygraph_asmi.results.runs import MSP, Run
 
 

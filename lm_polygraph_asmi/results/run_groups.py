@@ -14,7 +14,7 @@ import pandas as pd
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.right import below_right
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
-from lm_polygraph_asmi.maths.scores import aggregate, token_scores
+from lm_polygraph_asmi.core.scores import aggregate, token_scores
 from lm_polygraph_asmi.results.runs import MSP, Run, load_run, manager_files
 
 PREFERRED_METRIC = "AlignScore"

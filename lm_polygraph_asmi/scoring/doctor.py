@@ -9,10 +9,9 @@ from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import SCOPES, ASMIConfig
+from lm_polygraph_asmi.core.model import MaskedModel, attention_of, masked_model, scoring_session
+from lm_polygraph_asmi.core.model.check import MASKABLE, PASSES, passes_in_use
 from lm_polygraph_asmi.host.releases import untested_releases
-from lm_polygraph_asmi.model import attention_of, scoring_session, structure_of
-from lm_polygraph_asmi.model.check import MASKABLE, PASSES, passes_in_use
-from lm_polygraph_asmi.model.heads import output_embeddings
 from lm_polygraph_asmi.scoring.scorer import Scorer
 
 PROMPT = (
@@ -76,7 +75,9 @@ def diagnose_model(
         diagnosis.add("structure", "problem", str(error))
         return diagnosis
     model, tokenizer = scorer.model, scorer.tokenizer
-    for part, found in _described(model).items():
+    with masked_model(model, structure=config.structure) as f:
+        described = _described(f)
+    for part, found in described.items():
         diagnosis.add(part, "found", found)
     for attention in dict.fromkeys([attention_of(model), *MASKABLE]):
         try:
@@ -92,8 +93,8 @@ def diagnose_model(
     return diagnosis
 
 
-def _described(model: PreTrainedModel) -> dict[str, str]:
-    structure = structure_of(model)
+def _described(f: MaskedModel) -> dict[str, str]:
+    model, structure = f.model, f.structure
     heads = " or ".join(map(str, sorted({*structure.heads.values()})))
     paths = {module: path for path, module in model.named_modules()}
     return {
@@ -103,7 +104,7 @@ def _described(model: PreTrainedModel) -> dict[str, str]:
         "heads": f"{heads} a layer, in {len(structure.heads)} of {structure.num_layers} layers",
         "output projection of the heads": ", ".join(sorted({*structure.projections.values()})),
         "base model": structure.base_model,
-        "lm head": paths[output_embeddings(model)],
+        "lm head": paths[f.lm_head],
     }
 
 
@@ -117,8 +118,8 @@ def _checked(scorer: Scorer) -> tuple[str, str]:
     except (RuntimeError, ValueError, TypeError, FloatingPointError, NotImplementedError) as error:
         return "problem", str(error)
     seconds, tokens = time.perf_counter() - start, len(score.tokens)
-    with scoring_session(model, config.attention):
-        way = next(iter(passes_in_use(model, config.scope)), "none")
+    with masked_model(model, config.attention, config.structure, config.compile) as f:
+        way = next(iter(passes_in_use(f, config.scope)), "none")
     text = f"{way}; {seconds:.2f} s for {tokens} tokens after {score.prompt_tokens} of prompt"
     if way == (fastest := next(iter(PASSES[config.scope]))):
         return "ok", text

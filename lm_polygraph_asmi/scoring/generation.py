@@ -13,11 +13,11 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from lm_polygraph_asmi.core.maths.masks import example_seed
+from lm_polygraph_asmi.core.model import scoring_session
+from lm_polygraph_asmi.core.model.devices import execution_device
+from lm_polygraph_asmi.core.model.structure import context_window
 from lm_polygraph_asmi.host.stopping import StopConditions
-from lm_polygraph_asmi.maths import example_seed
-from lm_polygraph_asmi.model import scoring_session
-from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.heads import context_window
 
 TEMPERATURE = 0.5
 """Of sampled answers, the paper's."""

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.maths.scores import aggregate, token_scores
+from lm_polygraph_asmi.core.scores import aggregate, token_scores
 from lm_polygraph_asmi.scoring.answer import ScoredAnswer
 from lm_polygraph_asmi.scoring.page import Card, render, render_part, visible
 from lm_polygraph_asmi.scoring.provenance import digest_of

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from lm_polygraph_asmi.inputs import Request, parse_request, parse_row
 from lm_polygraph_asmi.scoring.sheet import is_sheet
@@ -33,6 +33,7 @@ class Outcome(NamedTuple):
     error: str | None  # why it failed
 
 
+@runtime_checkable
 class Rows(Protocol):
     """What scores rows: a `Scorer`, or a `Decider`."""
 

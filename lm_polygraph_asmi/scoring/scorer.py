@@ -11,26 +11,25 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_polygraph_asmi.algorithm import sequence_uncertainty
 from lm_polygraph_asmi.analysis.features import free_features
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.host.loading import load_named
-from lm_polygraph_asmi.host.model import causal_model, is_host_model
-from lm_polygraph_asmi.host.special_tokens import SpecialTokens
-from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions
-from lm_polygraph_asmi.inputs import TEMPLATE, Answer, Prompt, Request, parse_request
-from lm_polygraph_asmi.maths import adaptive_gate
-from lm_polygraph_asmi.model import (
+from lm_polygraph_asmi.core.engine import Engine, diversity_of
+from lm_polygraph_asmi.core.identity import model_key, tokenizer_key
+from lm_polygraph_asmi.core.model import (
     attention_of,
-    name_modules,
     plain_model,
     scoring_session,
     structure_of,
 )
-from lm_polygraph_asmi.results.cache import model_key, tokenizer_key
+from lm_polygraph_asmi.core.scores import aggregate, discount
+from lm_polygraph_asmi.host.loading import load_named
+from lm_polygraph_asmi.host.model import causal_model, is_host_model
+from lm_polygraph_asmi.host.releases import warn_of_untested
+from lm_polygraph_asmi.host.special_tokens import SpecialTokens
+from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions
+from lm_polygraph_asmi.inputs import TEMPLATE, Answer, Prompt, Request, parse_request
 from lm_polygraph_asmi.scoring.advice import answer_warnings, special_warnings, template_warnings
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import TEMPERATURE, Generation
 from lm_polygraph_asmi.scoring.own_tokenizer import (
     check_tokenizer,
@@ -112,8 +111,8 @@ class Scorer:
             self._instruct = bool(getattr(model, "instruct", False))
             model = causal_model(model)
         self.model = plain_model(model)
-        name_modules(self.model, self.config.structure)
-        structure_of(self.model)  # raises if heads cannot be masked
+        structure_of(self.model, self.config.structure)  # raises if heads cannot be masked
+        warn_of_untested()
         if tokenizer is None or not hasattr(tokenizer, "decode"):
             raise ValueError(
                 "expected the model's tokenizer, as in score(model, prompt, answer, "
@@ -144,7 +143,7 @@ class Scorer:
         tokens = tokens_of(stats, described["scored_text"], offsets, gate, self.tokenizer)
         counted = described["counted"]
         return Score(
-            score=sequence_uncertainty([t.u for t in tokens[:counted]], config.aggregation),
+            score=aggregate([t.u for t in tokens[:counted]], config.aggregation),
             tokens=tuple(tokens),
             msp=-float(np.sum(stats.log_likelihood[:counted])),
             diversity=diversity,
@@ -378,7 +377,7 @@ class Scorer:
         """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and a warning about samples."""
         config, samples = self.config, given.request.samples
         if config.method != "adapt":
-            return float(config.method == "sem"), None, []
+            return discount(config), None, []
         if samples is None:
             sampled = self._generation.sampled(
                 given.prompt_ids, config.max_new_tokens, config.num_samples, config.seed
@@ -393,11 +392,14 @@ class Scorer:
             ]
         responses = self._conditions.embedded(sampled, config.gate_token, config.max_new_tokens)
         (diversity,) = diversity_of(
-            self.model, given.prompt_ids, responses, attention=config.attention
+            self.model,
+            given.prompt_ids,
+            responses,
+            attention=config.attention,
+            structure=config.structure,
         )
         few = "Fewer than two sampled answers are non-empty: no semantic discount (alpha near 0)."
-        gate = adaptive_gate(diversity, config.tau, config.beta)
-        return gate, diversity, [few] if len(responses) < 2 else []
+        return discount(config, diversity), diversity, [few] if len(responses) < 2 else []
 
 
 def score(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_polygraph_asmi.analysis.mechanism import votes
-from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
+from lm_polygraph_asmi.core.scores import token_scores
+from lm_polygraph_asmi.core.statistics import AnswerStatistics
 
 FULL_SHADE = 0.1
 """u in nats from which a token has the darkest shade; the same everywhere."""
@@ -55,8 +56,6 @@ def tokens_of(
     tokenizer: Any,
 ) -> list[Token]:
     """Tokens from the engine's statistics; `gate`: 0 for ASMI, 1 for Sem-ASMI, else alpha(x)."""
-    from lm_polygraph_asmi.algorithm import token_uncertainty  # imports torch
-
     ids = stats.tokens.tolist()
     numbers = zip(
         stats.mi.tolist(),
@@ -73,7 +72,7 @@ def tokens_of(
             id=token,
             mi=mi,
             agreement=agreement,
-            u=token_uncertainty(mi, agreement, gate),
+            u=token_scores(mi, agreement, gate),
             entropy=entropy,
             log_likelihood=log_likelihood,
             vote=vote.agree,

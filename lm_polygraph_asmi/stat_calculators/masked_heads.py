@@ -10,15 +10,17 @@ from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
+from lm_polygraph_asmi.core.engine import Engine
+from lm_polygraph_asmi.core.model import unembedding
+from lm_polygraph_asmi.core.statistics import AnswerStatistics
 from lm_polygraph_asmi.estimators.base import require
 from lm_polygraph_asmi.host.model import check_greedy, maskable_model, prompt_ids
+from lm_polygraph_asmi.host.releases import warn_of_untested
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.inputs import Prompt, texts_of
-from lm_polygraph_asmi.model import unembedding
+from lm_polygraph_asmi.results.cache import ResultCache
 from lm_polygraph_asmi.results.names import MASKED_HEADS
-from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 
 log = logging.getLogger("lm_polygraph")
 
@@ -30,7 +32,8 @@ class MaskedHeadsCalculator(StatCalculator):
     `greedy_tokens`.
 
     Args:
-        config, details, result_cache, **settings: as for `scoring.engine.Engine`.
+        config, details, **settings: as for `core.engine.Engine`.
+        result_cache: folder of a `results.cache.ResultCache`; None: nothing is stored.
         depths: relative depths of the masked layers, each in (0, 1); None: the config's.
 
     Raises:
@@ -52,7 +55,9 @@ class MaskedHeadsCalculator(StatCalculator):
         self._special: SpecialTokens | None = None
         self._warned = False
         self.depths = [each.depth for each in config.at_depths(depths)]
-        self.engine = Engine(config, details=details, result_cache=result_cache)
+        store = None if result_cache is None else ResultCache(result_cache)
+        self.engine = Engine(config, details=details, store=store)
+        warn_of_untested()
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
@@ -80,7 +85,7 @@ class MaskedHeadsCalculator(StatCalculator):
             zip(texts, require(dependencies, "greedy_tokens"), strict=True)
         ):
             prompt = prompt_ids(model, text, row, dependencies)
-            response = stop_conditions.response(tokens, len(texts))
+            response = list(map(int, stop_conditions.response(tokens, len(texts))))
             at_depths = self.engine.score(transformer, prompt, response, depths=self.depths)
             example = by_name(at_depths)
             example["asmi_closing"] = stop_conditions.closes(response)
@@ -135,8 +140,8 @@ def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedH
     calculator = MaskedHeadsCalculator(**config)
     model = maskable_model(environment.model, calculator.engine.config.structure)
     check_greedy(environment.model)
-    with calculator.engine.session(model):  # raises for an attention that the model lacks
-        unembedding(model)
+    with calculator.engine.session(model) as f:  # raises for an attention that the model lacks
+        unembedding(f)
         for depth in calculator.depths:
             log.info("ASMI uses %s", calculator.engine.settings(model, depth))
     return calculator

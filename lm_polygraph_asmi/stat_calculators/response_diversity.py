@@ -8,11 +8,11 @@ from typing import Any
 from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
+from lm_polygraph_asmi.core.engine import diversity_of
 from lm_polygraph_asmi.estimators.base import require
 from lm_polygraph_asmi.host.model import maskable_model, prompt_ids
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.results.names import DIVERSITY, DIVERSITY_AT
-from lm_polygraph_asmi.scoring.engine import diversity_of
 
 log = logging.getLogger("lm_polygraph")
 
@@ -26,7 +26,7 @@ class ResponseDiversityCalculator(StatCalculator):
 
     Args:
         attention: attention implementation; None keeps that of the model.
-        structure: names of modules, as in `ASMIConfig`; None: those that the model has been given.
+        structure: names of modules, as in `ASMIConfig`.
     """
 
     def __init__(self, attention: str | None = None, structure: str | None = None) -> None:
@@ -71,13 +71,16 @@ class ResponseDiversityCalculator(StatCalculator):
                     len(samples),
                 )
             prompt = prompt_ids(model, text, row, dependencies)
-            diversities.append(
-                diversity_of(transformer, prompt, *responses, attention=self.attention)
+            by_gate_token = diversity_of(
+                transformer, prompt, *responses, attention=self.attention, structure=self.structure
             )
+            diversities.append(by_gate_token)
             seconds.append(time.perf_counter() - start)
-        by_token = dict(zip(DIVERSITY_AT.values(), zip(*diversities, strict=True), strict=True))
         return {
-            **{name: list(values) for name, values in by_token.items()},
+            **{
+                name: [row[at] for row in diversities]
+                for at, name in enumerate(DIVERSITY_AT.values())
+            },
             "asmi_num_responses": numbers,
             "asmi_diversity_seconds": seconds,
         }
@@ -87,5 +90,6 @@ def load_stat_calculator(
     config: Mapping[str, Any], environment: Any
 ) -> ResponseDiversityCalculator:
     """Builder named in a config's `stat_calculators` entry; checks the model at once."""
-    maskable_model(environment.model, config.get("structure"))
-    return ResponseDiversityCalculator(**config)
+    calculator = ResponseDiversityCalculator(**config)
+    maskable_model(environment.model, calculator.structure)
+    return calculator

@@ -9,10 +9,11 @@ from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.maths import example_seed
-from lm_polygraph_asmi.model import attention_of, plain_model
-from lm_polygraph_asmi.model.samples import DrawnAtOnce
-from lm_polygraph_asmi.results.cache import ResultCache, model_key
+from lm_polygraph_asmi.core.identity import model_key
+from lm_polygraph_asmi.core.maths.masks import example_seed
+from lm_polygraph_asmi.core.model import attention_of, plain_model
+from lm_polygraph_asmi.host.samples import DrawnAtOnce
+from lm_polygraph_asmi.results.cache import ResultCache
 
 
 class SeededSamplingCalculator(SamplingGenerationCalculator):

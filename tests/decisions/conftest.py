@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lm_polygraph_asmi import algorithm
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.core import algorithm
 from lm_polygraph_asmi.decisions import calibrate_rows
 from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.files import to_json

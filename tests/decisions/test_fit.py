@@ -39,7 +39,7 @@ def test_signals_are_ranked_and_the_best_accepts_most():
     assert (ranked["msp"].prr.value, ranked["entropy"].prr.high < 0) == (1, True)
     masked = {"asmi": NOISE, "sem": WRONG}  # a run may have no others
     assert fit(masked, ANSWERS, signal="best", **ASKED).signal == "sem"
-    equal = {"msp": WRONG, "entropy": 2 * WRONG, "sem": WRONG}
+    equal = {"msp": 1.0 * WRONG, "entropy": 2.0 * WRONG, "sem": 1.0 * WRONG}
     assert fit(equal, ANSWERS, signal="best", **ASKED).signal == "msp"
 
 

@@ -15,9 +15,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from lm_polygraph_asmi import algorithm
 from lm_polygraph_asmi.analysis import Labelled, free_features
 from lm_polygraph_asmi.analysis.risk_control import choosing_rows, seed_of
+from lm_polygraph_asmi.core import algorithm
 from lm_polygraph_asmi.decisions import Calibration, Decider, calibrate_rows, calibrate_run
 from lm_polygraph_asmi.decisions.learned import fit_score, learned_threshold, out_of_fold
 from lm_polygraph_asmi.decisions.rows import _features

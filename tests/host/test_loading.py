@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from lm_polygraph_asmi import Scorer
+from lm_polygraph_asmi.core.model import attention_of
 from lm_polygraph_asmi.host import loading
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.host.loading import load_named, log, quiet
-from lm_polygraph_asmi.model import attention_of
 from tests import tiny_lm
 
 

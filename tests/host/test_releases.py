@@ -3,10 +3,9 @@
 import re
 from pathlib import Path
 
-import torch
-
+from lm_polygraph_asmi import Scorer
 from lm_polygraph_asmi.host import releases
-from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from tests.tiny_lm import whitebox
 
 ROOT = Path(__file__).parents[2]
@@ -24,12 +23,13 @@ def test_what_ci_installs_is_tested():
 
 def test_an_untested_release_is_named_once(monkeypatch, caplog):
     newest = {name: tested[-1] for name, tested in releases.tested_releases().items()}
-    model = whitebox().model
+    model = whitebox()
     for installed in (newest, newest | {"transformers": "5.9.9"}):
         releases.warn_of_untested.cache_clear()
         monkeypatch.setattr(releases, "version", installed.__getitem__)
         for _ in range(2):
-            Engine(num_masks=3, mask_rate=0.3).score(model, torch.tensor([1, 3, 4]), [5, 6])
+            MaskedHeadsCalculator()
+            Scorer(model)
     releases.warn_of_untested.cache_clear()
     (said,) = [text for text in caplog.messages if "not among the releases" in text]
     assert said.startswith("transformers 5.9.9: not among")

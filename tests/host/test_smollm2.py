@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lm_polygraph_asmi.config import SCOPES
+from lm_polygraph_asmi.core.maths import mutual_information, sample_head_masks
 from lm_polygraph_asmi.host import smollm2
 from lm_polygraph_asmi.host.loading import load_named
-from lm_polygraph_asmi.maths import mutual_information, sample_head_masks
 from tests import brute_force
 from tests.subnetworks import subnetwork_log_probs
 

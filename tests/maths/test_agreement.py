@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from lm_polygraph_asmi.maths.agreement import agreement_on_support, cosines, semantic_agreement
-from lm_polygraph_asmi.maths.support import ranked, top_k_coverage, union_support
+from lm_polygraph_asmi.core.maths.agreement import agreement_on_support, cosines, semantic_agreement
+from lm_polygraph_asmi.core.maths.support import ranked, top_k_coverage, union_support
 from tests import brute_force
 
 S, T, V, D = 5, 2, 12, 6

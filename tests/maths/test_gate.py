@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from lm_polygraph_asmi.maths import adaptive_gate, response_diversity
+from lm_polygraph_asmi.core.maths import response_diversity
+from lm_polygraph_asmi.core.scores import adaptive_gate
 from tests import brute_force
 
 

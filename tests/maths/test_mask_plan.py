@@ -2,8 +2,12 @@ import math
 
 import pytest
 
-from lm_polygraph_asmi.maths import flops_ratio, heads_masked_at_once, masks_for_coverage
-from lm_polygraph_asmi.maths.mask_plan import never_masked_heads, operating_point
+from lm_polygraph_asmi.core.mask_plan import (
+    flops_ratio,
+    heads_masked_at_once,
+    masks_for_coverage,
+    operating_point,
+)
 
 
 def test_stated_points():
@@ -13,7 +17,6 @@ def test_stated_points():
 def test_the_papers_bounds():
     assert masks_for_coverage(32, 0.10) == 62
     assert masks_for_coverage(32, 0.15) == 40
-    assert never_masked_heads(32, 0.10, 16) == pytest.approx(5.9, abs=0.05)
     _, gaussian = heads_masked_at_once(32, 0.15)
     assert gaussian == pytest.approx(4.8 + 1.6449 * math.sqrt(32 * 0.15 * 0.85), abs=1e-3)
 
@@ -31,8 +34,8 @@ def test_the_point_is_the_cheapest_admissible_corner(heads):
     assert at_most <= heads // 4  # a quarter, at most
     assert exceeds(heads, rate, heads // 4) <= 0.05 < exceeds(heads, rate + 0.01, heads // 4)
     assert exceeds(heads, rate, at_most) <= 0.05 < exceeds(heads, rate, at_most - 1)
-    assert never_masked_heads(heads, rate, num_masks) <= 0.05
-    assert never_masked_heads(heads, rate, num_masks - 1) > 0.05
+    assert heads * (1 - rate) ** num_masks <= 0.05
+    assert heads * (1 - rate) ** (num_masks - 1) > 0.05
     assert num_masks == masks_for_coverage(heads, rate)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lm_polygraph_asmi.config import MASK_SAMPLERS
-from lm_polygraph_asmi.maths import mask_seed, sample_head_masks
+from lm_polygraph_asmi.core.maths.masks import example_seed, sample_head_masks
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -92,11 +92,11 @@ def test_another_default_type_draws_the_same_masks(sampler):
     assert torch.equal(found, expected)
 
 
-def test_mask_seed_depends_on_all_it_should():
-    seed = mask_seed(0, 19, [5, 6, 7])
-    assert seed == mask_seed(0, 19, [5, 6, 7])
-    others = (1, 19, [5, 6, 7]), (0, 20, [5, 6, 7]), (0, 19, [5, 6, 8]), (0, 19, [6, 5, 7])
-    assert len({seed, *(mask_seed(*other) for other in others)}) == 5
+def test_the_seed_of_masks_depends_on_all_it_should():
+    seed = example_seed(0, [19, 5, 6, 7])
+    assert seed == example_seed(0, [19, 5, 6, 7])
+    others = (1, [19, 5, 6, 7]), (0, [20, 5, 6, 7]), (0, [19, 5, 6, 8]), (0, [19, 6, 5, 7])
+    assert len({seed, *(example_seed(*other) for other in others)}) == 5
     assert 0 <= seed < 2**63
     # A changed value would silently change the masks of every published run.
-    assert mask_seed(0, 19, [1, 2, 3]) == 6731509327771676214
+    assert example_seed(0, [19, 1, 2, 3]) == 6731509327771676214

@@ -12,12 +12,20 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.model import attention_of, check, forwards, run_unmasked, scoring_session
-from lm_polygraph_asmi.model.check import FULL, PASSES, limit, passes_in_use, variation
-from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.core.engine import Engine
+from lm_polygraph_asmi.core.model import (
+    attention_of,
+    check,
+    forwards,
+    masked_model,
+    run_unmasked,
+    structure_of,
+    subnetworks,
+)
+from lm_polygraph_asmi.core.model.check import FULL, PASSES, limit, passes_in_use, variation
 from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
 from tests.families import MIXED_LAYERS, tiny_model
-from tests.subnetworks import subnetwork_log_probs
+from tests.subnetworks import of_model, subnetwork_log_probs
 
 PROMPT = 11
 both_scopes = pytest.mark.parametrize("scope", SCOPES)
@@ -49,7 +57,7 @@ def test_every_pass_is_right_one_mask_at_a_time(scope, monkeypatch):
     for name in list(PASSES[scope]):
         model = tiny_model("llama")
         assert error(model, sequence(17), scope, memory_budget=1) < 1e-5, name
-        assert passes_in_use(model, scope) == [name]
+        assert of_model(passes_in_use, model, scope) == [name]
         monkeypatch.setitem(PASSES[scope], name, Mock(side_effect=KeyError))  # the next is used
 
 
@@ -68,7 +76,7 @@ def test_it_is_made_once_and_again_for_more_than_twice_the_length(whole, scope):
     model = tiny_model("llama")
     distinct, longest, made = len(masks(6).unique(dim=0)), 0, 0
     for length in (17, 17, 18, 24, 13, 40, 41, 110, 110):
-        packed = min(distinct, check.PACKED_POSITIONS["cpu"] // (length - PROMPT))
+        packed = min(distinct, subnetworks.PACKED_POSITIONS["cpu"] // (length - PROMPT))
         positions = (length - PROMPT) * (packed if scope == "response" else 1)
         whole.reset_mock()
         score(model, length, scope=scope)
@@ -119,7 +127,7 @@ def test_a_pass_that_is_wrong_or_fails_is_never_believed(
     model = tiny_model("llama")
     for length in (17, 100, 17):
         assert error(model, sequence(length), scope) < 1e-5
-    assert passes_in_use(model, scope) == [FULL]
+    assert of_model(passes_in_use, model, scope) == [FULL]
     first, *others = caplog.messages
     assert f"{names[0]!r} failed the self-check (scope {scope}): total variation" in first
     assert others == [
@@ -218,7 +226,7 @@ def test_what_a_faster_pass_gets_wrong_is_told_once_and_run_slower(trait, at, wa
     for length, seed in ((24, 0), (24, 1), (20, 2), (60, 3), (30, 4)):
         assert error(model, sequence(length, seed), scope, prompt=15) < 1e-5, (length, seed)
     way = ways[SCOPES.index(scope)]
-    assert passes_in_use(model, scope) == [way]
+    assert of_model(passes_in_use, model, scope) == [way]
     told = [message for message in caplog.messages if f"self-check (scope {scope})" in message]
     assert len(told) == len(caplog.messages) == list(PASSES[scope]).index(way)
 
@@ -262,12 +270,12 @@ def test_a_model_in_16_bits_may_differ_by_what_its_own_rounding_explains(
 ):
     """Measured on the model: the same pass under another attention implementation."""
     model = tiny_model("llama").to(torch.bfloat16)
-    check.structure_of(model)
-    monkeypatch.setattr(check, "check_unmasked", lambda *_: None)
+    structure_of(model)
+    monkeypatch.setattr(subnetworks, "check_unmasked", lambda *_: None)
     monkeypatch.setattr(check, "variation", lambda *_: 0.035)
     monkeypatch.setattr(check, "_rounding", lambda *_: rounding)
     score(model)
-    assert passes_in_use(model, "all") == [name]
+    assert of_model(passes_in_use, model, "all") == [name]
 
 
 @pytest.mark.parametrize(
@@ -277,19 +285,18 @@ def test_a_model_in_16_bits_may_differ_by_what_its_own_rounding_explains(
 )  # fmt: skip
 def test_rounding_is_measured_between_two_attentions_in_16_bits(name, dtype, most):
     model = tiny_model(name).to(dtype)
-    with scoring_session(model):
-        found = check._rounding(model, run_unmasked(model, sequence(17), PROMPT, [2]))
+    with masked_model(model) as f:
+        found = check._rounding(f, run_unmasked(f, sequence(17), PROMPT, [2]))
         assert found == 0 if most == 0 else 1e-6 < found < most
     assert attention_of(model) == "eager"
 
 
-def test_what_failed_the_check_stays_out_of_the_journal(tmp_path, monkeypatch):
-    engine = Engine(num_masks=6, mask_rate=0.4, result_cache=str(tmp_path))
-    engine.result_cache.put = Mock()
+def test_what_failed_the_check_stays_out_of_the_journal(monkeypatch):
+    engine = Engine(num_masks=6, mask_rate=0.4, store=Mock(get=lambda _: None))
     monkeypatch.setattr(check, "variation", lambda *_: 1.0)
     with pytest.raises(RuntimeError, match="self-check failed"):
         engine.score(tiny_model("llama"), sequence(11), [3, 4])
-    assert not engine.result_cache.put.called
+    assert not engine.store.put.called
     assert limit(torch.float32) < limit(torch.bfloat16) < 1
 
 
@@ -305,9 +312,9 @@ def test_attention_that_takes_no_mask(scope):
     transformers.AttentionInterface.register("blind", blind_attention)
     model = tiny_model("llama")
     found = score(model, scope=scope, attention="blind")
-    with scoring_session(model, "blind"):
-        assert passes_in_use(model, scope) == ["suffix" if scope == "all" else FULL]
-    assert passes_in_use(model, scope) == []  # with another attention nothing was scored
+    used = of_model(passes_in_use, model, scope, attention="blind")
+    assert used == ["suffix" if scope == "all" else FULL]
+    assert of_model(passes_in_use, model, scope) == []  # with another attention nothing was scored
     torch.testing.assert_close(found, score(model, scope=scope, attention="eager"))
 
 
@@ -323,8 +330,7 @@ def test_compiled_layers_compute_the_same(name, scope, monkeypatch):
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
     for length in (17, 19):
-        with scoring_session(model, compiles=True):
-            found = score(model, length, layer=3, scope=scope)
+        found = score(model, length, layer=3, scope=scope, compiles=True)
         torch.testing.assert_close(found, score(model, length, layer=3, scope=scope))
     # Each kind of layer with three kinds of arguments, at two lengths; not one for each layer.
     assert 0 < graphs["unique_graphs"] - before <= (12 if kinds else 6)

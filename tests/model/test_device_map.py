@@ -12,17 +12,16 @@ from torch.utils import backend_registration
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.model import passes, run_unmasked, scoring_session, structure_of
-from lm_polygraph_asmi.model.check import PASSES
-from lm_polygraph_asmi.model.heads import Structure
-from lm_polygraph_asmi.model.readout import unembedding
-from lm_polygraph_asmi.model.responses import response_embeddings
-from lm_polygraph_asmi.model.state import known_values
-from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.core.engine import Engine
+from lm_polygraph_asmi.core.model import masked_model, passes, run_unmasked, structure_of
+from lm_polygraph_asmi.core.model.check import PASSES
+from lm_polygraph_asmi.core.model.readout import unembedding
+from lm_polygraph_asmi.core.model.responses import response_embeddings
+from lm_polygraph_asmi.core.model.structure import Structure, remember_structure
 from tests.decoders import FAMILIES, masks, sequence
 from tests.families import tiny_model
 from tests.forks import exit_code
-from tests.subnetworks import subnetwork_log_probs
+from tests.subnetworks import of_model, subnetwork_log_probs
 
 NAMES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
 PROMPT = 11
@@ -62,11 +61,11 @@ def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
     (example,) = Engine(num_masks=6, mask_rate=0.3, top_k=8).score(model, prompt, answer)
     for name in ("log_likelihood", "mi", "agreement"):
         found[name] = torch.from_numpy(getattr(example, name))
-    with scoring_session(model):
-        found["embeddings"] = response_embeddings(model, prompt, [[5], [7, 9, 11], [4, 4]])
+    with masked_model(model) as f:
+        found["embeddings"] = response_embeddings(f, prompt, [[5], [7, 9, 11], [4, 4]])
     return found | {
         "states": torch.from_numpy(Engine().read(model, prompt, answer)["hidden"]),
-        "unembedding": unembedding(model),
+        "unembedding": of_model(unembedding, model),
         "generated": model.generate(prompt[None], max_new_tokens=2, do_sample=False),
     }
 
@@ -99,15 +98,15 @@ def run_without_data(name: str, found: Structure) -> None:
     places = {"": first, **device_map}
     attach_align_device_hook_on_blocks(model, places, dict.fromkeys(device_map, False))
     input_ids = torch.ones(17, dtype=torch.long)
-    with scoring_session(model):
-        known_values(model)["structure"] = found
+    remember_structure(model, found)
+    with masked_model(model) as f:
         for scope in SCOPES:
             for layer in (1, 3):
-                run = run_unmasked(model, input_ids, PROMPT, [layer], scope)
-                hidden = next(iter(PASSES[scope].values()))(model, run, layer, torch.ones(3, 4))
+                run = run_unmasked(f, input_ids, PROMPT, [layer], scope)
+                hidden = next(iter(PASSES[scope].values()))(f, run, layer, torch.ones(3, 4))
                 assert hidden.device == run.final_hidden.device == first
                 assert model.get_output_embeddings()(hidden).device == second
-        assert unembedding(model).device == second
+        assert unembedding(f).device == second
 
 
 def pretend_two_devices() -> None:

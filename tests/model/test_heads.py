@@ -8,11 +8,14 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from lm_polygraph_asmi import ASMIConfig, score
-from lm_polygraph_asmi.config import SCOPES, module_paths
+from lm_polygraph_asmi.config import SCOPES, module_paths, target_layer
+from lm_polygraph_asmi.core.engine import Engine
+from lm_polygraph_asmi.core.model import (
+    plain_model,
+    structure_of,
+)
+from lm_polygraph_asmi.core.statistics import masked_layer
 from lm_polygraph_asmi.host.model import maskable_model
-from lm_polygraph_asmi.model import layer_at, name_modules, plain_model, structure_of, target_layer
-from lm_polygraph_asmi.results.names import masked_layer
-from lm_polygraph_asmi.scoring.engine import Engine
 from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
 from tests.families import tiny_model
 from tests.registry import tiny_class
@@ -32,7 +35,7 @@ def test_hybrids_mask_the_nearest_layer_with_heads():
     kinds = (["linear_attention"] * 3 + ["full_attention"]) * 2 + ["linear_attention"] * 2
     model = tiny_class("Qwen3_5ForCausalLM", num_hidden_layers=10, layer_types=kinds)
     assert list(structure_of(model).projections) == [3, 7]
-    found = {depth: layer_at(model, depth) for depth in (0.1, 0.45, 0.5, 0.6, 0.95)}
+    found = {depth: structure_of(model).layer_at(depth) for depth in (0.1, 0.45, 0.5, 0.6, 0.95)}
     assert found == {0.1: 3, 0.45: 3, 0.5: 3, 0.6: 7, 0.95: 7}  # layer 5: the lower of two
     used = Engine(depth=0.5, num_masks=5, mask_rate=0.4).settings(model).to_dict()
     assert masked_layer(used) == "layer 3 of 10 (layer 5 has no heads)"
@@ -189,8 +192,10 @@ ANOTHER = "projection of the head outputs.*the first is 'self_attn.o_proj'"
 def test_named_modules_equal_full_passes(unknown, scope):
     host = whitebox()
     host.model = unknown
-    assert maskable_model(host, NAMES) is maskable_model(host) is unknown  # which keeps the names
-    found = subnetwork_log_probs(unknown, IDS, PROMPT, 2, masks(), scope=scope)
+    assert maskable_model(host, NAMES) is unknown
+    with pytest.raises(TypeError, match="name the modules"):  # the names are not kept
+        maskable_model(host)
+    found = subnetwork_log_probs(unknown, IDS, PROMPT, 2, masks(), scope=scope, structure=NAMES)
     plain = full_passes(FAMILIES["llama"], tiny_model("llama"), IDS, PROMPT, scope)
     assert apart(found, plain) < 1e-5
 
@@ -210,9 +215,8 @@ def test_named_modules_equal_full_passes(unknown, scope):
 )
 def test_a_name_that_is_wrong_or_left_out_is_refused(unknown, change, message):
     names = {k: v for k, v in (module_paths(NAMES) | change).items() if v is not None}
-    name_modules(unknown, ASMIConfig(structure=names).structure)
     with pytest.raises(TypeError, match=message):
-        structure_of(unknown)
+        structure_of(unknown, ASMIConfig(structure=names).structure)
 
 
 def test_engines_of_other_names_share_a_model(unknown):

@@ -7,9 +7,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import check, run_subnetworks, run_unmasked, scoring_session
-from lm_polygraph_asmi.model.memory import CPU_BUDGET, batch_bytes, default_budget
+from lm_polygraph_asmi.core.maths import sample_head_masks
+from lm_polygraph_asmi.core.model import (
+    check,
+    masked_model,
+    run_subnetworks,
+    run_unmasked,
+    subnetworks,
+)
+from lm_polygraph_asmi.core.model.memory import CPU_BUDGET, batch_bytes, default_budget
 from tests.decoders import sequence
 from tests.families import tiny_model
 from tests.peak_memory import PeakMemory
@@ -40,7 +46,7 @@ def ran(monkeypatch):
     calls = Calls()
     for scope, name in (("all", "suffix"), ("response", "packed")):
         monkeypatch.setitem(check.PASSES[scope], name, partial(calls, check.PASSES[scope][name]))
-    monkeypatch.setattr(check, "packed", check.PASSES["response"]["packed"])  # it has a limit
+    monkeypatch.setattr(subnetworks, "packed", check.PASSES["response"]["packed"])  # it has a limit
     return calls
 
 
@@ -67,7 +73,7 @@ def test_long_responses_are_packed_into_several_sequences(llama, ran, monkeypatc
     whole = subnetwork_log_probs(llama, IDS, PROMPT, 1, MANY, scope="response")
     for packed, expected in ((12, 2), (5, 1)):
         ran.clear()
-        monkeypatch.setitem(check.PACKED_POSITIONS, "cpu", packed)
+        monkeypatch.setitem(subnetworks.PACKED_POSITIONS, "cpu", packed)
         parts = subnetwork_log_probs(llama, IDS, PROMPT, 1, MANY, scope="response")
         torch.testing.assert_close(parts, whole, atol=allowed(llama, IDS), rtol=0)
         assert max(map(len, ran)) == expected
@@ -92,10 +98,10 @@ def flops(run) -> int:
 @pytest.mark.parametrize("layer", [0, 1, 2, 3])
 def test_masked_passes_do_only_what_they_must(llama, layer, scope):
     """Layers below the target are not run; in scope `response`, nor positions of the prompt."""
-    with scoring_session(llama):
-        unmasked = run_unmasked(llama, IDS, PROMPT, [layer], scope)
-        run_subnetworks(llama, unmasked, layer, DRAWN)  # checked from here on
-        found = flops(lambda: run_subnetworks(llama, unmasked, layer, DRAWN))
+    with masked_model(llama) as f:
+        unmasked = run_unmasked(f, IDS, PROMPT, [layer], scope)
+        run_subnetworks(f, unmasked, layer, DRAWN)  # checked from here on
+        found = flops(lambda: run_subnetworks(f, unmasked, layer, DRAWN))
     layers = llama.model.layers
     each = sum(m.weight.numel() for m in layers[0].modules() if isinstance(m, torch.nn.Linear))
     before = sum(getattr(layers[0].self_attn, f"{name}_proj").weight.numel() for name in "qkv")
@@ -115,14 +121,14 @@ def test_peak_memory_stays_inside_the_budget(prompt, response, scope, attention)
     model = tiny_model("llama", attention, max_position_embeddings=512)
     input_ids = torch.randint(3, 61, (prompt + response,))
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)[:6]
-    if scope == "all":
-        budget = batch_bytes(model, 4, prompt + response - 1)
-    else:
-        budget = batch_bytes(model, 4, response, prompt - 1, packed=True)
-    with scoring_session(model):
-        unmasked = run_unmasked(model, input_ids, prompt, [1], scope)
-        run_subnetworks(model, unmasked, 1, masks, memory_budget=budget)  # checked from here on
+    with masked_model(model) as f:
+        if scope == "all":
+            budget = batch_bytes(f, 4, prompt + response - 1)
+        else:
+            budget = batch_bytes(f, 4, response, prompt - 1, packed=True)
+        unmasked = run_unmasked(f, input_ids, prompt, [1], scope)
+        run_subnetworks(f, unmasked, 1, masks, memory_budget=budget)  # checked from here on
         with PeakMemory() as memory:
-            run_subnetworks(model, unmasked, 1, masks, memory_budget=budget)
+            run_subnetworks(f, unmasked, 1, masks, memory_budget=budget)
     # Used, and not exceeded.
     assert budget / 2 < memory.peak <= budget

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.maths import mutual_information, sample_head_masks, semantic_agreement
-from lm_polygraph_asmi.model import structure_of
-from lm_polygraph_asmi.model.check import checked, limit, variation
-from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.readout import wide_product
+from lm_polygraph_asmi.core.maths import mutual_information, sample_head_masks, semantic_agreement
+from lm_polygraph_asmi.core.model import structure_of
+from lm_polygraph_asmi.core.model.check import limit, trusted, variation
+from lm_polygraph_asmi.core.model.devices import execution_device
+from lm_polygraph_asmi.core.model.readout import wide_product
 from tests.decoders import DECODERS, FAMILIES, apart, full_passes, masks, sequence, unchecked
 from tests.families import VOCABULARY, tiny_model
 from tests.model.test_device_map import NAMES, PARTS, in_one_piece, on_disk, scores, state
 from tests.rounding import allowed
-from tests.subnetworks import subnetwork_log_probs
+from tests.subnetworks import of_model, subnetwork_log_probs
 
 IDS, PROMPT = sequence(17), 11
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -85,7 +85,7 @@ def test_masked_passes_equal_full_passes(name, attention, dtype, scope, device):
                 assert variation(fast.flatten(0, 1), expected.flatten(0, 1)) < limit(dtype)
         # The test could not fail if masking changed nothing.
         assert apart(slow, slow[:1].expand_as(slow)) > (1e-3 if exact else 2 * limit(dtype))
-    way = checked(model, decoder.layer, scope).names[0]
+    way = of_model(trusted, model, decoder.layer, scope).names[0]
     assert way == structure_of(model).passes[scope] or "shared keys" in name
 
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from lm_polygraph_asmi.model import check, model_state, plain_model, scoring_session
-from lm_polygraph_asmi.model.readout import readout, unembedding
-from lm_polygraph_asmi.results.cache import model_key
+from lm_polygraph_asmi.core.identity import model_key
+from lm_polygraph_asmi.core.model import check, masked_model, model_state, plain_model
+from lm_polygraph_asmi.core.model.readout import readout, unembedding
 from tests.decoders import masks, sequence
 from tests.families import tiny_model
 from tests.registry import tiny_class
-from tests.subnetworks import subnetwork_log_probs
+from tests.subnetworks import of_model, subnetwork_log_probs
 
 IDS, PROMPT = sequence(17), 11
 in_32_and_16_bits = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -47,9 +47,9 @@ def test_the_unembedding_of_16_bits_is_read_out_in_32():
     hidden = torch.randn(5, 3, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
     logits = hidden.double() @ model.lm_head.weight.double().T + model.lm_head.bias.double()
     expected = logits.log_softmax(-1)
-    with scoring_session(model), scoring_session(wrapped):
-        found = readout(model, hidden)
-        assert torch.equal(found, readout(wrapped, hidden))
+    with masked_model(model) as f, masked_model(wrapped) as other:
+        found = readout(f, hidden)
+        assert torch.equal(found, readout(other, hidden))
         rounded = model.lm_head(hidden).float().log_softmax(-1)
     assert found.dtype == torch.float32
     assert (found - expected).abs().max() < 1e-5 < 1e-3 < (rounded - expected).abs().max()
@@ -73,10 +73,10 @@ def test_the_scaling_of_an_adapter_counts():
     with whole.disable_adapter():
         assert model_state(weak) != before
         assert model_key(weak) != key
-    assert not torch.allclose(unembedding(weak), unembedding(strong))
+    assert not torch.allclose(of_model(unembedding, weak), of_model(unembedding, strong))
     weak.lm_head.set_scale("default", 8)
     assert model_key(weak) != key
-    torch.testing.assert_close(unembedding(weak), unembedding(strong))
+    torch.testing.assert_close(of_model(unembedding, weak), of_model(unembedding, strong))
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_the_scaling_of_an_adapter_counts():
 def test_the_unembedding_has_the_adapters_part(more):
     """As the merged weights have it; DoRA's is not added but computed anew."""
     model = lora(lora_alpha=16, **more)
-    found = unembedding(plain_model(model))
+    found = of_model(unembedding, model)
     with model.disable_adapter():
-        bare = unembedding(plain_model(model))
+        bare = of_model(unembedding, model)
     torch.testing.assert_close(bare, tiny_model("llama").lm_head.weight.detach())
     assert torch.equal(found, bare) == ("target_modules" in more)
-    merged = unembedding(model.merge_and_unload())
+    merged = of_model(unembedding, model.merge_and_unload())
     torch.testing.assert_close(found, merged, atol=1e-5, rtol=1e-4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm_polygraph_asmi.model import response_embeddings, responses, scoring_session
+from lm_polygraph_asmi.core.model import masked_model, response_embeddings, responses
 from tests.decoders import DECODERS, FAMILIES, Decoder, sequence
 from tests.families import tiny_model
 
@@ -38,8 +38,8 @@ def test_embeddings_equal_separate_passes(name):
     model, most = decoder.make(), 1e-5 if known else 1e-4
     model = model.double() if known else model
     ids, answers = sequence(11), [[5], [7, 9, 11, 13, 15, 17, 19], [4, 4], [7, 9], [], [5]]
-    with scoring_session(model):
-        found = response_embeddings(model, ids, answers)
+    with masked_model(model) as f:
+        found = response_embeddings(f, ids, answers)
     expected = separate(decoder, model, ids, answers).double()
     torch.testing.assert_close(found.double(), expected, atol=most, rtol=most)
 
@@ -55,13 +55,13 @@ def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(monkey
     monkeypatch.setattr(responses, "_after_one_prompt", run_wrong)
     for length in (first, 40, 40):
         ids, answers = sequence(length), [[7, 8], [9]]
-        with scoring_session(model):
-            found = response_embeddings(model, ids, answers)
+        with masked_model(model) as f:
+            found = response_embeddings(f, ids, answers)
         expected = separate(FAMILIES["llama"], model, ids, answers)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 def test_a_single_layer_has_no_embeddings():
     model = tiny_model("gpt2", n_layer=1)
-    with pytest.raises(ValueError, match="at least two layers"), scoring_session(model):
-        response_embeddings(model, sequence(3), [[4]])
+    with pytest.raises(ValueError, match="at least two layers"), masked_model(model) as f:
+        response_embeddings(f, sequence(3), [[4]])

@@ -10,12 +10,19 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.model import attention_of, check, model_lock, passes, scoring_session
-from lm_polygraph_asmi.model.responses import response_embeddings
+from lm_polygraph_asmi.core.model import (
+    attention_of,
+    check,
+    masked_model,
+    model_lock,
+    passes,
+    scoring_session,
+)
+from lm_polygraph_asmi.core.model.responses import response_embeddings
 from tests.decoders import masks, sequence
 from tests.families import tiny_model
 from tests.registry import tiny_class
-from tests.subnetworks import subnetwork_log_probs
+from tests.subnetworks import of_model, subnetwork_log_probs
 
 IDS = sequence(14)
 
@@ -50,8 +57,8 @@ def test_a_model_is_left_as_found(failing, monkeypatch):
         return own(mlp, *given)
 
     def embed() -> None:
-        with scoring_session(model):
-            response_embeddings(model, IDS[:3], [[4]])
+        with masked_model(model) as f:
+            response_embeddings(f, IDS[:3], [[4]])
 
     monkeypatch.setattr(kind, "forward", fail)
     for run, runs in (lambda: score(model, attention="sdpa"), (0, 3)), (embed, (0,)):
@@ -108,7 +115,7 @@ def test_in_the_middle_of_a_masked_pass_other_threads_run_the_plain_model(scope,
     assert seen
     for logits in seen:
         torch.testing.assert_close(logits, plain, atol=1e-5, rtol=0)
-    assert check.passes_in_use(model, scope) == [next(iter(check.PASSES[scope]))]
+    assert of_model(check.passes_in_use, model, scope) == [next(iter(check.PASSES[scope]))]
 
 
 def test_a_vision_part_keeps_its_attention():

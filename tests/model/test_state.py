@@ -7,10 +7,11 @@ import torch
 from accelerate import cpu_offload
 from torch import nn
 
-from lm_polygraph_asmi.model import model_state, structure_of
-from lm_polygraph_asmi.model.state import known_values
-from lm_polygraph_asmi.results.cache import ResultCache, model_key
-from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.core.engine import Engine
+from lm_polygraph_asmi.core.identity import model_key
+from lm_polygraph_asmi.core.model import model_state, structure_of
+from lm_polygraph_asmi.core.model.state import findings
+from lm_polygraph_asmi.results.cache import ResultCache
 from tests.families import tiny_model
 from tests.model.test_session import IDS, score
 
@@ -38,7 +39,7 @@ def test_a_changed_model_is_another_one(change, foreign, effect, tmp_path, caplo
     of others computes is neither kept nor found in a result cache."""
     model, other = tiny_model("llama"), tiny_model("llama")
     results, before = ResultCache(tmp_path), score(model)
-    state, known, found = model_state(model), known_values(model), structure_of(model)
+    state, known, found = model_state(model), findings(model), structure_of(model)
     key = model_key(model)
     results.put(key, "without")
     change(model)
@@ -47,7 +48,7 @@ def test_a_changed_model_is_another_one(change, foreign, effect, tmp_path, caplo
     after = score(model)
     assert torch.equal(after, score(other))
     assert (after - before).abs().max() >= effect
-    assert known_values(model) is not known
+    assert findings(model) is not known
     assert structure_of(model) is not found
     assert model_key(model) != key
     for _ in range(2):
@@ -75,7 +76,7 @@ def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path):
     """They have no version counter that would tell."""
     with torch.inference_mode():
         model = tiny_model("gpt2")
-    engine = Engine(num_masks=4, mask_rate=0.4, result_cache=str(tmp_path))
+    engine = Engine(num_masks=4, mask_rate=0.4, store=ResultCache(tmp_path))
 
     def likelihood() -> list[float]:
         return engine.score(model, IDS[:9], [5, 6])[0].log_likelihood.tolist()

@@ -12,10 +12,10 @@ import torch
 
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.core.statistics import Settings
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.items import heads
 from lm_polygraph_asmi.results.manifest import write_manifest
-from lm_polygraph_asmi.results.names import Settings
 from lm_polygraph_asmi.results.paper import BENCHMARKS, GENERATION, MODELS
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 

@@ -1,9 +1,9 @@
 import pytest
 from click.testing import CliRunner
 
-from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import target_layer
+from lm_polygraph_asmi.core import mask_plan
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.plan import plan_table
 
@@ -14,10 +14,9 @@ def test_the_papers_figures_for_32_heads():
     assert table.loc[0.15, "heads, Gaussian"] == pytest.approx(4.8 + 1.645 * 4.08**0.5, abs=1e-3)
     assert table.loc[0.15, "heads, exact"] == 8
     assert table.index[-1] == 0.30  # twice the largest admissible
-    assert maths.never_masked_heads(32, 0.10, 16) == pytest.approx(5.9, abs=0.05)
     for heads in (4, 64):  # the last admissible row is the default of the estimators
         corner = plan_table(heads).query("admissible").iloc[-1]
-        assert (corner["p"], corner["S"]) == maths.operating_point(heads)
+        assert (corner["p"], corner["S"]) == mask_plan.operating_point(heads)
 
 
 def test_plan_in_the_terminal_and_as_a_figure(tmp_path):
@@ -33,7 +32,7 @@ def test_the_papers_cost_in_passes(layers, ratio):
     """Section "Methodology": about 16 for Qwen3-4B, 17 for Llama-2-7B, at S = 40."""
     layer = target_layer(0.6, layers)
     by_hand = sum(1 if below < layer else 40 for below in range(layers)) / layers
-    assert maths.flops_ratio(layers, layer, 40) == pytest.approx(by_hand)
+    assert mask_plan.flops_ratio(layers, layer, 40) == pytest.approx(by_hand)
     assert by_hand == pytest.approx(ratio, abs=0.05)
     done = CliRunner().invoke(main, f"plan --heads 32 --layers {layers}", env={"COLUMNS": "300"})
     assert f"costs {ratio:.1f} full forward passes" in done.output

@@ -11,8 +11,11 @@ import torch
 from accelerate import cpu_offload
 from transformers import AutoModelForCausalLM
 
+from lm_polygraph_asmi.core import identity
+from lm_polygraph_asmi.core.identity import model_key, tokenizer_key
+from lm_polygraph_asmi.core.model import plain_model
 from lm_polygraph_asmi.results import cache
-from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_key
+from lm_polygraph_asmi.results.cache import ResultCache
 from tests.families import tiny_model
 from tests.tiny_lm import tokenizer
 
@@ -91,7 +94,7 @@ def test_a_folder_that_cannot_be_made_and_a_damaged_database(tmp_path, caplog):
 
 def test_model_key_tells_models_apart_not_where_or_how_they_were_loaded(monkeypatch, tmp_path):
     key = model_key(tiny_model("llama"))
-    monkeypatch.setattr(cache, "_CHUNK", 7)  # as of a large tensor
+    monkeypatch.setattr(identity, "_CHUNK", 7)  # as of a large tensor
     assert model_key(tiny_model("llama")) == key
     written = tiny_model("llama")
     written.save_pretrained(tmp_path)  # which also completes its configuration
@@ -116,7 +119,8 @@ def test_the_active_adapter_is_part_of_a_model():
     own = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
     adapted = peft.get_peft_model(tiny_model("llama"), own, "a")
     adapted.add_adapter("b", own)
-    keys = [adapted.set_adapter(name) or model_key(adapted)["revision"] for name in "aba"]
+    model = plain_model(adapted)
+    keys = [adapted.set_adapter(name) or model_key(model)["revision"] for name in "aba"]
     assert keys[0] == keys[2] != keys[1]
 
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.model.session import attention_of
+from lm_polygraph_asmi.core.model.session import attention_of
 from lm_polygraph_asmi.scoring import doctor
 from tests.scoring.test_result import printed
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 import transformers
 
-from lm_polygraph_asmi import algorithm
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.core import algorithm
+from lm_polygraph_asmi.core.engine import Engine
+from lm_polygraph_asmi.results.cache import ResultCache
 from tests.decoders import FAMILIES, full_passes, sequence
 from tests.families import SIZES, tiny_model
 from tests.peak_memory import PeakMemory
@@ -56,7 +57,7 @@ def test_depths_share_the_unmasked_pass(model, passes, scope):
 
 @pytest.mark.usefixtures("unseen")
 def test_depths_are_reused_one_by_one(model, passes, tmp_path):
-    without, kept = Engine(**SETTINGS), Engine(**SETTINGS, result_cache=tmp_path)
+    without, kept = Engine(**SETTINGS), Engine(**SETTINGS, store=ResultCache(tmp_path))
     for engine, depths, reused in (
         (without, [0.3], [False]),
         (kept, [0.6], [False]),

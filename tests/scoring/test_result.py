@@ -11,8 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from lm_polygraph_asmi import maths, score
+from lm_polygraph_asmi import score
 from lm_polygraph_asmi.config import AGGREGATIONS, METHODS
+from lm_polygraph_asmi.core.maths.masks import example_seed, sample_head_masks
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import SIGNALS
@@ -47,8 +48,9 @@ def slow(model, tokenizer, found):
     """MI_t and A_t of the answer: a full pass per mask, then loops."""
     used, prompt = found.settings, tokenizer(PROMPT)["input_ids"]
     every = [*prompt, *found.ids]
-    drawn = ("num_masks", "num_heads", "mask_rate", "mask_sampler", "seed", "layer")
-    _, masks = maths.example_masks(*(used[name] for name in drawn), every)
+    seed = example_seed(used["seed"], [used["layer"], *every])
+    drawn = (used[name] for name in ("num_masks", "num_heads", "mask_rate"))
+    masks = sample_head_masks(*drawn, torch.Generator().manual_seed(seed), used["mask_sampler"])
     log_probs = brute_force.subnetwork_log_probs(
         model, f"model.layers.{used['layer']}.self_attn.o_proj", 1, torch.tensor(every),
         len(prompt), masks,

@@ -14,10 +14,10 @@ from transformers import GenerationConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
+from lm_polygraph_asmi.core import engine
+from lm_polygraph_asmi.core.model import attention_of
 from lm_polygraph_asmi.estimators.base import at_depth
-from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.results.names import SAVED
-from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.model.test_device_map import state
 from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, ending_model, greedy, templated

@@ -11,8 +11,9 @@ from tokenizers.normalizers import Lowercase
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.core.engine import Engine
+from lm_polygraph_asmi.core.model import attention_of
+from lm_polygraph_asmi.results.cache import ResultCache
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.forks import exit_code
 from tests.scoring.conftest import PROMPT
@@ -79,7 +80,7 @@ def test_a_model_changed_by_another_thread(run, change, said, trained, tokenizer
 
 
 def test_what_was_scored_meanwhile_is_not_kept(trained, tokenizer, monkeypatch, tmp_path):
-    engine = Engine(result_cache=tmp_path, **FEW)
+    engine = Engine(store=ResultCache(tmp_path), **FEW)
     ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"][0]
     (right,) = Engine(**FEW).score(trained, ids, [5, 6, 2])
     meanwhile(monkeypatch, trained, lambda: training(trained))

@@ -9,14 +9,14 @@ import pytest
 import torch
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
-from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.config import MASK_SAMPLERS, SCOPES, ASMIConfig
-from lm_polygraph_asmi.model import unembedding
+from lm_polygraph_asmi.core import maths
+from lm_polygraph_asmi.core.engine import Engine
+from lm_polygraph_asmi.core.model import unembedding
 from lm_polygraph_asmi.results.names import MASKED_HEADS
-from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import by_name, load_stat_calculator
-from tests.subnetworks import subnetwork_log_probs
+from tests.subnetworks import of_model, subnetwork_log_probs
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?", "True or"]
@@ -56,7 +56,7 @@ def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
     assert (set(masked) <= {4, 5}) == (sampler == "balanced")  # 0.09 * 47 = 4.23
     how = model.model, torch.cat([prompt, response]), len(prompt), 2
     log_probs = subnetwork_log_probs(*how, masks, scope=scope)
-    weight = unembedding(model.model)
+    weight = of_model(unembedding, model.model)
     support = maths.union_support(log_probs, 8)
     expected = maths.disagreement(support)
     own = subnetwork_log_probs(*how, torch.ones(2, 4))[0].double()  # unmasked

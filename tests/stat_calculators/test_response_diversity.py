@@ -5,8 +5,8 @@ import pytest
 import torch
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 
-from lm_polygraph_asmi.maths import adaptive_gate
-from lm_polygraph_asmi.scoring.engine import NO_EVIDENCE
+from lm_polygraph_asmi.core.engine import NO_EVIDENCE
+from lm_polygraph_asmi.core.scores import adaptive_gate
 from lm_polygraph_asmi.stat_calculators import ResponseDiversityCalculator
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests import brute_force

@@ -11,7 +11,7 @@ from lm_polygraph.utils.generation_parameters import GenerationParameters
 from lm_polygraph.utils.model import WhiteboxModel
 from transformers import T5Config, T5ForConditionalGeneration
 
-from lm_polygraph_asmi.maths import example_seed
+from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests.decoders import DECODERS
 from tests.registry import tiny_class

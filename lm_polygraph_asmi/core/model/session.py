@@ -8,17 +8,15 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from lm_polygraph_asmi.model.state import (
+from lm_polygraph_asmi.core.model.state import (
     changes,
     changes_since,
-    known_of,
-    known_values,
+    findings,
     model_lock,
+    record_of,
 )
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
-RECOMPILES = 64
-"""Kinds of layers and arguments that `torch.compile` keeps of one class before it gives up."""
 
 
 def attention_of(model: PreTrainedModel) -> str:
@@ -80,7 +78,7 @@ def _unchanged(model: PreTrainedModel, everything: bool) -> Iterator[None]:
     if everything:
         found += changes_since(model)
     if found and not isinstance(failed, ModelChanged):
-        known_of(model).seen = None  # what is known may have been found after the change
+        record_of(model).seen = None  # findings may be of the time after the change
         raise ModelChanged(
             f"{type(model).__name__} was changed while it was scored ({', and '.join(found)}): "
             "nothing of this score can be trusted. Change no model that another thread scores: "
@@ -91,20 +89,17 @@ def _unchanged(model: PreTrainedModel, everything: bool) -> Iterator[None]:
 
 
 @contextmanager
-def scoring_session(
-    model: PreTrainedModel, attention: str | None = None, compiles: bool | None = None
-) -> Iterator[None]:
+def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Iterator[None]:
     """Evaluation mode, no gradients and one attention implementation (None: the model's own), in
     the precision that the model was loaded in; all is restored at the end.
 
     One thread at a time; it may nest sessions. Other threads that call the model see its evaluation
-    mode and attention. `compiles`: whether `torch.compile` runs the layers; None: as around.
-    Raises ValueError: the model lacks that implementation, or was changed inside, as when another
-    thread trains it; a change that was undone inside is not detected.
+    mode and attention. Raises ValueError: the model lacks that implementation, or was changed
+    inside, as when another thread trains it; a change that was undone inside is not detected.
     """
-    known = known_of(model)
+    record = record_of(model)
     with model_lock(model), ExitStack() as restored, changes() as undo:
-        outermost = known.attention is None
+        outermost = not record.in_session
         modules = list(model.modules()) if outermost else []  # once for nested sessions
         for device in filter(torch.is_autocast_enabled, DEVICES):
             restored.enter_context(torch.autocast(device, enabled=False))
@@ -115,16 +110,11 @@ def scoring_session(
                 module._compiled_call_impl = None
         training = [module for module in modules if module.training]
         current = attention_of(model)
-        undo.append(partial(setattr, known, "compiles", known.compiles))
         if outermost:
-            known_values(model)
-            undo.append(partial(setattr, known, "attention", None))
-            known.attention = current or ""
-        implementation = attention or known.attention or current
-        known.compiles = known.compiles if compiles is None else compiles
-        if compiles:  # layers may differ in settings, each kind of which is compiled
-            settings = {"specialize_float": True, "recompile_limit": RECOMPILES}
-            restored.enter_context(torch._dynamo.config.patch(settings))
+            findings(model)  # in its present state, which counts until the session ends
+            undo.append(partial(setattr, record, "in_session", False))
+            record.in_session, record.own_attention = True, current
+        implementation = attention or record.own_attention or current
         if implementation != current:
             _switch_attention(model, implementation, undo)
         if training:

@@ -7,48 +7,47 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
-from lm_polygraph_asmi.model.check import LONGER
-from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
-from lm_polygraph_asmi.model.forwards import replaced_forwards, with_cache
-from lm_polygraph_asmi.model.heads import base_model, decoder_layers, num_layers, structure_of
-from lm_polygraph_asmi.model.passes import returning, validate_tokens
-from lm_polygraph_asmi.model.session import attention_of
-from lm_polygraph_asmi.model.state import has_foreign_code, known_values
+from lm_polygraph_asmi.core.model.check import LONGER
+from lm_polygraph_asmi.core.model.devices import execution_device, lowest_precision
+from lm_polygraph_asmi.core.model.forwards import replaced_forwards, with_cache
+from lm_polygraph_asmi.core.model.masked import MaskedModel
+from lm_polygraph_asmi.core.model.passes import returning, validate_tokens
+from lm_polygraph_asmi.core.model.state import has_foreign_code
 
 
 def response_embeddings(
-    model: PreTrainedModel,
+    f: MaskedModel,
     prompt_ids: Int[Tensor, " P"],
     responses: Sequence[Sequence[int]],
 ) -> Float[Tensor, "N D"]:
     """hidden_states[L // 2] (0 = embeddings) at the final token of each response (at least one), in
     float32.
 
-    At the prompt's last token for an empty response. Call it inside `scoring_session`. Source:
+    At the prompt's last token for an empty response. Source:
     section "Adaptive semantic weighting" of the paper. Raises ValueError: an empty prompt, a
     sequence beyond the context window, or a model of one layer.
     """
-    layer = num_layers(model) // 2
+    layer = f.structure.num_layers // 2
     if layer == 0:
         raise ValueError("response embeddings need at least two layers, got one")
     ids = [torch.tensor(response, dtype=torch.long) for response in responses]
     for response in ids:
-        validate_tokens(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
-    longest = known_values(model).setdefault(("embeddings", attention_of(model)), [0])
+        validate_tokens(f.model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
+    longest = f.found.setdefault(("embeddings", f.attention), [0])
     # The prompt runs once for all where the model keeps plain keys and values, which a pass of the
     # longest response confirms; else each response gets a pass.
-    plain = structure_of(model).passes.get("response") == "packed" and not has_foreign_code(model)
-    alone = partial(_embedding, model, layer, prompt_ids)
+    plain = f.structure.passes.get("response") == "packed" and not has_foreign_code(f.model)
+    alone = partial(_embedding, f, layer, prompt_ids)
     if plain and longest[0] is not None:
-        found = _after_one_prompt(model, layer, prompt_ids, ids)
+        found = _after_one_prompt(f, layer, prompt_ids, ids)
         at = max(range(len(ids)), key=lambda i: len(ids[i]))
         length = len(prompt_ids) + len(ids[at])
         if length <= LONGER * longest[0]:
             return found
         expected = alone(ids[at])
-        rounding = 1e-4 if lowest_precision(model).itemsize >= 4 else 0.05
+        rounding = 1e-4 if lowest_precision(f.model).itemsize >= 4 else 0.05
         right = bool((found[at] - expected).norm() <= rounding * expected.norm())
         longest[0] = length if right else None
         if right:
@@ -57,42 +56,42 @@ def response_embeddings(
 
 
 def _embedding(
-    model: PreTrainedModel, layer: int, prompt_ids: Tensor, response: Tensor
+    f: MaskedModel, layer: int, prompt_ids: Tensor, response: Tensor
 ) -> Float[Tensor, " D"]:
     """Embedding of a response, by a pass of its own."""
     tokens = torch.cat([prompt_ids.cpu(), response])[None]
-    hidden = _states_entering(model, layer, tokens)
+    hidden = _states_entering(f, layer, tokens)
     if hidden.shape[:2] != tokens.shape:
         raise ValueError(
-            f"{type(model).__name__} has hidden states of shape {tuple(hidden.shape)}: a response "
-            "has no single embedding, so Adapt-ASMI is not defined"
+            f"{type(f.model).__name__} has hidden states of shape {tuple(hidden.shape)}: a "
+            "response has no single embedding, so Adapt-ASMI is not defined"
         )
     return hidden[0, -1].float()
 
 
 def _after_one_prompt(
-    model: PreTrainedModel, layer: int, prompt_ids: Tensor, ids: list[Tensor]
+    f: MaskedModel, layer: int, prompt_ids: Tensor, ids: list[Tensor]
 ) -> Float[Tensor, "N D"]:
     """Embeddings by a pass of the prompt, and one of all responses after it."""
     # Right padding needs no mask: with causal attention no token attends to later ones.
     tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
     cache = DynamicCache()  # keeps all positions; windows are in the attention mask
-    after_prompt = _states_entering(model, layer, prompt_ids[None], cache)
+    after_prompt = _states_entering(f, layer, prompt_ids[None], cache)
     hidden = after_prompt[:, -1:].expand(len(ids), -1, -1)
     if tokens.shape[1]:
         cache.batch_repeat_interleave(len(ids))
-        responses = _states_entering(model, layer, tokens, cache)
+        responses = _states_entering(f, layer, tokens, cache)
         hidden = torch.cat([hidden.to(responses.device), responses], dim=1)
     return hidden[range(len(ids)), [len(response) for response in ids]].float()
 
 
 def _states_entering(
-    model: PreTrainedModel, layer: int, input_ids: Int[Tensor, "B N"], cache: Any = None
+    f: MaskedModel, layer: int, input_ids: Int[Tensor, "B N"], cache: Any = None
 ) -> Tensor:
     """hidden_states[layer] of an ordinary pass; the layers above return at once."""
-    layers, returns = decoder_layers(model), structure_of(model).returns
+    layers, returns = f.layers, f.structure.returns
     entering: list[Tensor] = []
-    base, device = base_model(model), execution_device(model.get_input_embeddings())
+    base, device = f.base, execution_device(f.model.get_input_embeddings())
     caching = {} if cache is None else with_cache(base, cache)
     skipped = (returning(layers[i], returns[i], entering) for i in range(layer, len(layers)))
     with replaced_forwards(*skipped):

@@ -1,6 +1,6 @@
-"""What is known of a model: its lock, its structure, its checks, as long as it stays the same.
+"""Whether a model is still as it was, what was found about it as long as it is, and its lock.
 
-It does not keep a model alive, and nothing is written to the model.
+All of this is kept beside the models: it does not keep a model alive, and nothing is written to it.
 """
 
 import os
@@ -32,28 +32,19 @@ class Seen(NamedTuple):
 
 
 @dataclass
-class Known:
-    """What is known of one model."""
+class Record:
+    """What is kept beside one model."""
 
-    values: dict[str | None, Any] = field(default_factory=dict)  # valid in the state `state`
-    state: int | None = None  # `model_state` when `values` was created
-    attention: str | None = None  # the model's own while a session is open, else None
-    named: str | None = None  # the setting `structure`
-    compiles: bool = False  # whether the session compiles layers
-    seen: Seen | None = None  # when `model_state` was last found, and it was `number`
-    number: int = 0
-    structure: Any = None  # the `Structure` whose projections are watched
+    seen: Seen | None = None  # the model, when `model_state` was last found
+    state: int = 0  # and its `model_state` then
     watched: list[Any] = field(default_factory=list)  # weak references to tensors, see `watch`
-
-    def values_at(self, state: int) -> dict[Hashable, Any]:
-        """The values of the modules named, emptied if they are those of another state."""
-        if self.state != state:
-            self.values, self.state = {}, state
-        values: dict[Hashable, Any] = self.values.setdefault(self.named, {})
-        return values
+    found: dict[Hashable, Any] = field(default_factory=dict)  # see `findings`
+    found_in: int = 0  # the state in which `found` is valid
+    in_session: bool = False
+    own_attention: str | None = None  # in a session: the implementation before it
 
 
-_KNOWN: "WeakKeyDictionary[nn.Module, Known]" = WeakKeyDictionary()
+_RECORDS: "WeakKeyDictionary[nn.Module, Record]" = WeakKeyDictionary()
 _LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()
 _GUARD = threading.Lock()
 _COUNT = count(1)
@@ -62,10 +53,10 @@ _CHANGES: dict[int, tuple[int, list[Callable[[], object]]]] = {}
 """Of each `changes` that is open: its thread, and what undoes it."""
 
 
-def known_of(model: nn.Module) -> Known:
-    """What is known of a model, created if there is nothing."""
+def record_of(model: nn.Module) -> Record:
+    """What is kept beside a model, created if there is nothing."""
     with _GUARD:
-        return _KNOWN.setdefault(model, Known())
+        return _RECORDS.setdefault(model, Record())
 
 
 def model_lock(model: nn.Module) -> Any:
@@ -103,7 +94,7 @@ def _in_fork() -> None:
     """
     global _GUARD
     _GUARD = threading.Lock()
-    if _KNOWN:  # the parent has run a model
+    if _RECORDS:  # the parent has run a model
         torch.set_num_threads(1)
     for owner, lock in list(_LOCKS.items()):
         if lock.acquire(blocking=False):  # free, or held by this thread
@@ -121,9 +112,12 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_in_fork)
 
 
-def known_values(model: nn.Module) -> dict[Hashable, Any]:
-    """Values known of the model in its present state."""
-    return known_of(model).values_at(model_state(model))
+def findings(model: nn.Module) -> dict[Hashable, Any]:
+    """What was found about the model in its present state, by name; empty in a new state."""
+    record, state = record_of(model), model_state(model)
+    if record.found_in != state:
+        record.found, record.found_in = {}, state
+    return record.found
 
 
 def model_state(model: nn.Module) -> int:
@@ -136,33 +130,33 @@ def model_state(model: nn.Module) -> int:
     checkpoint has, and numbers that stand in a module.
     Inside `scoring_session` it is that of the beginning.
     """
-    known = known_of(model)
-    if known.attention is not None and known.state is not None:
-        return known.state
-    now = _look(model, known)
-    if not (now.traced and _is_as_seen(known.seen, now)):
-        known.seen, known.number = now._replace(objects=[*map(ref, now.objects)]), next(_COUNT)
-    return known.number
+    record = record_of(model)
+    if record.in_session:
+        return record.found_in
+    now = _look(model, record)
+    if not (now.traced and _is_as_seen(record.seen, now)):
+        record.seen, record.state = now._replace(objects=[*map(ref, now.objects)]), next(_COUNT)
+    return record.state
 
 
 def changes_since(model: nn.Module) -> list[str]:
     """What is not as it was when `model_state` was last found, in evaluation mode; in words."""
-    known = known_of(model)
-    now = _look(model, known)
+    record = record_of(model)
+    now = _look(model, record)
     found = ["modules are in training mode"] if now.trains else []
-    if not _is_as_seen(known.seen, now):
+    if not _is_as_seen(record.seen, now):
         found.append("weights, modules, hooks, adapters or its configuration are others")
     return found
 
 
 def watch(model: nn.Module, modules: Iterable[nn.Module]) -> None:
     """From now on, read the first matrix of these modules, one of a layer, at each look."""
-    known = known_of(model)
+    record = record_of(model)
     tensors = ([*module.parameters(), *module.buffers()] for module in modules)
     matrices = ([t for t in part if type(t) in _PLAIN and t.ndim > 1][:1] for part in tensors)
-    known.watched = [ref(tensor) for tensor in chain(*matrices) if not tensor.is_meta]
-    if known.seen is not None:
-        known.seen = known.seen._replace(sums=_sums(known))
+    record.watched = [ref(tensor) for tensor in chain(*matrices) if not tensor.is_meta]
+    if record.seen is not None:
+        record.seen = record.seen._replace(sums=_sums(record))
 
 
 def _is_as_seen(seen: Seen | None, now: Seen) -> bool:
@@ -174,7 +168,7 @@ def _is_as_seen(seen: Seen | None, now: Seen) -> bool:
     )
 
 
-def _look(model: nn.Module, known: Known) -> Seen:
+def _look(model: nn.Module, record: Record) -> Seen:
     objects: list[Any] = []
     values: list[Hashable] = []
     traced, trains = True, False
@@ -211,13 +205,13 @@ def _look(model: nn.Module, known: Known) -> Seen:
     for settings in () if config is None else (config, config.get_text_config()):
         public = {name: value for name, value in vars(settings).items() if name[0] != "_"}
         values.append(repr(sorted(public.items(), key=itemgetter(0))))
-    return Seen(objects, trains, values, traced, _sums(known))
+    return Seen(objects, trains, values, traced, _sums(record))
 
 
-def _sums(known: Known) -> list[int]:
+def _sums(record: Record) -> list[int]:
     """Sums modulo 2^64 of the bits of the rows read, one for each matrix watched."""
     sums: list[Tensor] = []
-    for each in known.watched:
+    for each in record.watched:
         if (tensor := each()) is not None:
             rows = tensor.data[::STRIDE]
             try:

@@ -1,8 +1,10 @@
-"""From the disagreement at each token to the score of an answer: the paper's three equations.
+"""Line 9 of Algorithm 1: from MI_t and A_t of the tokens to the score of the answer.
 
-Without torch, so that reading saved statistics does not import it.
+Every score is made here: those of benchmark runs, of single answers, and those that are computed
+again from saved statistics. Without torch, so that a report does not import it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -10,9 +12,37 @@ import numpy as np
 
 from lm_polygraph_asmi.config import ASMIConfig
 
+__all__ = ["adaptive_gate", "aggregate", "discount", "token_scores"]
 Value = TypeVar("Value", float, np.ndarray)
 
 _REDUCED: dict[str, Callable[..., Any]] = {"mean": np.mean, "sum": np.sum, "max": np.max}
+
+
+def adaptive_gate(
+    diversity: float, tau: float = ASMIConfig.tau, beta: float = ASMIConfig.beta
+) -> float:
+    """alpha(x) = sigmoid(beta (tau - div(x))), in (0, 1): near 1 for near-paraphrases.
+
+    It is 0.5 where div = tau; beta is its steepness there. The defaults are the paper's, the same
+    for all tasks and models. ValueError: a diversity that is NaN or infinite. Source: section
+    "Adaptive semantic weighting" of the paper.
+
+    Example:
+        >>> round(adaptive_gate(0.3), 2), round(adaptive_gate(1.0), 4)  # half open, closed
+        (0.5, 0.0009)
+    """
+    if not math.isfinite(diversity):
+        raise ValueError(f"diversity must be finite, got {diversity}")
+    # tanh form of the sigmoid: no overflow for large beta.
+    return 0.5 * (1 + math.tanh(beta * (tau - diversity) / 2))
+
+
+def discount(config: ASMIConfig, diversity: float = math.nan) -> float:
+    """alpha, the weight of the semantic discount: 0 for ASMI, 1 for Sem-ASMI, for Adapt-ASMI that
+    of the input's div(x)."""
+    if config.method == "adapt":
+        return adaptive_gate(diversity, config.tau, config.beta)
+    return float(config.method == "sem")
 
 
 def token_scores(information: Value, agreement: Value, alpha: float = 1.0) -> Value:
@@ -30,6 +60,7 @@ def token_scores(information: Value, agreement: Value, alpha: float = 1.0) -> Va
         >>> token_scores(0.4, 0.5), token_scores(0.4, 0.5, alpha=0.0)
         (0.2, 0.4)
     """
+    # 9: MI_t (1 - A_t)
     return information * (1 - alpha * agreement)
 
 
@@ -49,4 +80,5 @@ def aggregate(
         >>> aggregate([0.1, 0.3]), aggregate([0.1, 0.3], "max")
         (0.2, 0.3)
     """
+    # 9: U <- 1 / T sum over t
     return float(_REDUCED[aggregation](token_scores))

@@ -71,45 +71,15 @@ def sample_head_masks(
     return SAMPLERS[sampler](num_masks, num_heads, mask_rate, generator)
 
 
-def example_masks(
-    num_masks: int,
-    num_heads: int,
-    mask_rate: float,
-    sampler: str,
-    base_seed: int,
-    layer: int,
-    token_ids: Sequence[int],
-) -> tuple[int, Float[Tensor, "S H"]]:
-    """The seed of one example, of `mask_seed`, and its masks, of `sample_head_masks`.
-
-    Example:
-        >>> seed, masks = example_masks(10, 4, 0.2, "balanced", 0, layer=18, token_ids=[5, 7])
-        >>> seed == mask_seed(0, 18, [5, 7]), masks.sum(0).tolist()  # kept by 8 of 10
-        (True, [8.0, 8.0, 8.0, 8.0])
-    """
-    seed = mask_seed(base_seed, layer, token_ids)
-    generator = torch.Generator().manual_seed(seed)
-    return seed, sample_head_masks(num_masks, num_heads, mask_rate, generator, sampler)
-
-
-def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
-    """Seed of one example's masks: `example_seed` of the masked layer and the example's tokens.
-
-    So batch size, order, reruns and K do not change the masks of an answer.
-
-    Example:
-        >>> mask_seed(0, 18, [5, 7]) == mask_seed(0, 18, [5, 7]) != mask_seed(1, 18, [5, 7])
-        True
-    """
-    return example_seed(base_seed, [layer, *token_ids])
-
-
-def example_seed(base_seed: int, token_ids: Sequence[int]) -> int:
+def example_seed(base_seed: int, content: Sequence[int]) -> int:
     """Seed of anything random about one example, from its content only; in [0, 2^63).
+
+    The content of its masks are the masked layer and its tokens, so that batch size, order, reruns
+    and K do not change them; of its samples, its tokens and their number.
 
     Example:
         >>> example_seed(0, [5, 7]) == example_seed(0, [5, 7]) != example_seed(0, [7, 5])
         True
     """
-    content = array("q", [base_seed, *token_ids]).tobytes()
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
+    digest = hashlib.blake2b(array("q", [base_seed, *content]).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

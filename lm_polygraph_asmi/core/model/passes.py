@@ -16,27 +16,20 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.forwards import (
+from lm_polygraph_asmi.core.model.devices import execution_device
+from lm_polygraph_asmi.core.model.forwards import (
     Forward,
     OneLayerCache,
     Replacement,
     arguments,
     cache_of,
-    compiled,
     first_tensor,
     parameters_of,
     replaced_forwards,
     with_cache,
 )
-from lm_polygraph_asmi.model.heads import (
-    base_model,
-    context_window,
-    decoder_layers,
-    num_layers,
-    output_projection,
-    structure_of,
-)
+from lm_polygraph_asmi.core.model.masked import MaskedModel
+from lm_polygraph_asmi.core.model.structure import context_window
 
 
 @dataclass(frozen=True)
@@ -96,8 +89,8 @@ def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: in
 
 
 def run_unmasked(
-    model: PreTrainedModel,
-    input_ids: Int[Tensor, " tokens"],
+    f: MaskedModel,
+    input_ids: Tensor,  # (tokens,), which is checked here
     prompt_length: int,
     target_layers: Iterable[int],
     scope: str = "all",
@@ -110,14 +103,14 @@ def run_unmasked(
     Raises ValueError: no prompt, an empty response, a sequence beyond the context window, or a
     layer without heads.
     """
-    validate_tokens(model, input_ids, prompt_length)
+    validate_tokens(f.model, input_ids, prompt_length)
     if prompt_length >= len(input_ids):
         raise ValueError(f"the response is empty: all {len(input_ids)} tokens are prompt")
     targets = sorted(set(target_layers))
     for layer in targets:
-        output_projection(model, layer)  # raises for a layer without heads
+        f.projection(layer)  # raises for a layer without heads
     packing = scope == "response" and keep_cache and bool(targets)
-    layers = decoder_layers(model)
+    layers = f.layers
     entering: dict[int, Tensor] = {}
     after: dict[int, Tensor] = {}
     attention_masks: dict[int, Tensor | None] = {}
@@ -136,11 +129,11 @@ def run_unmasked(
             after[index] = states_of(output)[0, prompt_length - 1 :].clone()
         return output
 
-    ids = input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
+    ids = input_ids[None, :-1].to(execution_device(f.model.get_input_embeddings()))
     watched = range(targets[0], len(layers)) if packing else targets
     watches = ((layers[index], partial(watch, index)) for index in watched)
-    with replaced_forwards(*compiled(model, layers), *watches):
-        final = states_of(base_model(model)(input_ids=ids, use_cache=False))
+    with replaced_forwards(*f.compiled(layers), *watches):
+        final = states_of(f.base(input_ids=ids, use_cache=False))
     final_hidden = final[0, prompt_length - 1 :]
     if len(layers) - 1 in after:
         after[len(layers) - 1] = final_hidden
@@ -164,7 +157,7 @@ def by_head(heads: Tensor, mask: Shaped[Tensor, "B n H"], rows: int) -> Float[Te
 
 
 def suffix_under(
-    model: PreTrainedModel,
+    f: MaskedModel,
     layer: int,
     mask: Shaped[Tensor, "B n H"],
     entering: Float[Tensor, "_ N D"] | None = None,
@@ -177,7 +170,7 @@ def suffix_under(
     layer, while those below return at once; None: the model's own. `one_row`: the model runs one
     row, of which the masks make B behind the projection.
     """
-    structure, layers = structure_of(model), decoder_layers(model)
+    structure, layers = f.structure, f.layers
     target = layers[layer]
     changed = ({} if entering is None else {states_name(target): entering}) | (given or {})
 
@@ -191,7 +184,7 @@ def suffix_under(
     below = range(0 if entering is None else layer)
     bypassed = [returning(layers[index], structure.returns[index]) for index in below]
     entered = [(target, enter)] if changed else []
-    return [(output_projection(model, layer), project), *entered, *bypassed]
+    return [(f.projection(layer), project), *entered, *bypassed]
 
 
 def returning(layer: nn.Module, length: int, seen: list[Tensor] | None = None) -> Replacement:
@@ -213,7 +206,7 @@ def states_name(layer: nn.Module) -> str:
 
 
 def suffix(
-    model: PreTrainedModel,
+    f: MaskedModel,
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
@@ -223,22 +216,22 @@ def suffix(
 
     `one_row`: False for layers that compare the sizes of their arguments: B rows from the start.
     """
-    ids, entering = unmasked.tokens(model), unmasked.entering[layer]
-    last, layers = num_layers(model) - 1, decoder_layers(model)
+    ids, entering = unmasked.tokens(f.model), unmasked.entering[layer]
+    last, layers = f.structure.num_layers - 1, f.layers
     if not one_row:
         ids, entering = ids.expand(len(masks), -1), entering.expand(len(masks), -1, -1)
     # Of the last layer, what follows attention is needed only where answers are read.
     parts: list[Any] = [getattr(layers[last], "mlp", None)] if one_row and layer < last else []
-    if parts and last in structure_of(model).projections:
-        parts.append(output_projection(model, last))
+    if parts and last in f.structure.projections:
+        parts.append(f.projection(last))
     only = partial(_only_at, unmasked.predicting, ids.shape[1])
     replaced: list[Replacement] = [
-        *compiled(model, layers[layer + 1 : last]),
+        *f.compiled(layers[layer + 1 : last]),
         *((part, only) for part in parts if isinstance(part, nn.Module)),
-        *suffix_under(model, layer, masks[:, None], entering, one_row),
+        *suffix_under(f, layer, masks[:, None], entering, one_row),
     ]
     with replaced_forwards(*replaced):
-        states = states_of(base_model(model)(input_ids=ids, use_cache=False))
+        states = states_of(f.base(input_ids=ids, use_cache=False))
     return _rows(states, len(masks))[:, unmasked.predicting]
 
 
@@ -257,23 +250,23 @@ def _only_at(
 
 
 def full_passes(
-    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+    f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
 ) -> Float[Tensor, "B T D"]:
     """One full pass after the other, in either scope: the truth that other passes are compared
     with."""
-    ids, states = unmasked.tokens(model), []
+    ids, states = unmasked.tokens(f.model), []
     for mask in masks:
         by_position = mask.repeat(1, ids.shape[1], 1)
         if unmasked.scope == "response":
             by_position[:, : unmasked.before] = 1
-        with replaced_forwards(*suffix_under(model, layer, by_position)):
-            found = states_of(base_model(model)(input_ids=ids, use_cache=False))
+        with replaced_forwards(*suffix_under(f, layer, by_position)):
+            found = states_of(f.base(input_ids=ids, use_cache=False))
         states.append(found[:, unmasked.predicting])
     return torch.cat(states)
 
 
 def packed(
-    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+    f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
 ) -> Float[Tensor, "B T D"]:
     """Heads masked in the response: one sequence, of which the B subnetworks are parts.
 
@@ -281,7 +274,7 @@ def packed(
     to each other.
     """
     copies, before = len(masks), unmasked.before
-    length, layers = len(unmasked.final_hidden), decoder_layers(model)
+    length, layers = len(unmasked.final_hidden), f.layers
     caches = {index: kept.first(before) for index, kept in unmasked.caches.items()}
     entering = unmasked.entering[layer][:, before:].repeat(1, copies, 1)
     masks_by_id = {id(given): given for given in unmasked.attention_masks.values()}  # shared
@@ -298,18 +291,18 @@ def packed(
         return real(**arguments(layers[index], args, kwargs) | given_to(index))
 
     mask = masks.repeat_interleave(length, 0)[None]
-    ids = unmasked.tokens(model)[:, before:].repeat(1, copies)
+    ids = unmasked.tokens(f.model)[:, before:].repeat(1, copies)
     places = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
     own, above = given_to(layer), range(layer + 1, len(layers))
     replaced: list[Replacement] = [
-        *compiled(model, layers[layer + 1 :]),
+        *f.compiled(layers[layer + 1 :]),
         *((layers[index], partial(see_own_copy, index)) for index in above),
-        *suffix_under(model, layer, mask, entering, given=own),
+        *suffix_under(f, layer, mask, entering, given=own),
     ]
     # With a mask of its own the model makes none, which takes longer than a layer.
     inputs = {"position_ids": places, "attention_mask": own["attention_mask"]}
     with replaced_forwards(*replaced):
-        states = states_of(base_model(model)(input_ids=ids, **inputs, use_cache=False))
+        states = states_of(f.base(input_ids=ids, **inputs, use_cache=False))
     return states.reshape(copies, length, -1)
 
 
@@ -333,14 +326,14 @@ def _packed_mask(
 
 
 def rows_after_prompt(
-    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+    f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
 ) -> Float[Tensor, "B T D"]:
     """Heads masked in the response: rows of a batch, each after a copy of the model's own cache of
     the prompt (keys and values, recurrent states)."""
-    base, ids, before, cache = base_model(model), unmasked.tokens(model), unmasked.before, None
+    base, ids, before, cache = f.base, unmasked.tokens(f.model), unmasked.before, None
     if before:
         if not unmasked.prompt_caches:
-            kinds = [str(vars(module).get("rope_type")) for module in model.modules()]
+            kinds = [str(vars(module).get("rope_type")) for module in f.model.modules()]
             if any("dynamic" in kind or "longrope" in kind for kind in kinds):
                 raise NotImplementedError("its rotary angles depend on the length")
             output = base(input_ids=ids[:, :before], use_cache=True)
@@ -351,7 +344,7 @@ def rows_after_prompt(
         cache.reorder_cache(torch.zeros(len(masks), dtype=torch.long, device=ids.device))
     rows = ids[:, before:].expand(len(masks), -1)
     entering = unmasked.entering[layer][:, before:].expand(len(masks), -1, -1)
-    with replaced_forwards(*suffix_under(model, layer, masks[:, None], entering)):
+    with replaced_forwards(*suffix_under(f, layer, masks[:, None], entering)):
         states = states_of(base(input_ids=rows, **with_cache(base, cache), use_cache=True))
     return _rows(states, len(masks))
 

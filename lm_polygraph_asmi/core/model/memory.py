@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.heads import structure_of
-from lm_polygraph_asmi.model.session import attention_of
+from lm_polygraph_asmi.core.model.masked import MaskedModel
 
 log = logging.getLogger("lm_polygraph")
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ def default_budget(device: torch.device) -> int:
 
 
 def batch_bytes(
-    model: PreTrainedModel, num_masks: int, positions: int, cached: int = 0, packed: bool = False
+    f: MaskedModel, num_masks: int, positions: int, cached: int = 0, packed: bool = False
 ) -> int:
     """Peak bytes of one decoder layer over some positions, once for each mask.
 
@@ -37,14 +37,14 @@ def batch_bytes(
     MLP, in eager attention the score matrices; of rows, every layer's keys and values. `cached`:
     keys before these positions. `packed`: one sequence after the same keys, not rows of a batch.
     """
-    config, structure = model.config.get_text_config(), structure_of(model)
-    hidden, size, queries = config.hidden_size, model.dtype.itemsize, num_masks * positions
+    config, structure = f.model.config.get_text_config(), f.structure
+    hidden, size, queries = config.hidden_size, f.model.dtype.itemsize, num_masks * positions
     keys = cached + (queries if packed else positions)
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
     if isinstance(intermediate, Sequence):  # layer by layer
         intermediate = max(intermediate)
     per_query = size * (4 * hidden + max(6 * structure.width, 4 * intermediate))
-    if attention_of(model) == "eager":
+    if f.attention == "eager":
         # Scores, their masked copy and the softmax, which 16-bit models compute in 32 bits.
         per_query += max(10, 3 * size) * next(iter(structure.heads.values())) * keys
     if packed:  # with the parts of an attention mask, and its form added to scores
@@ -53,16 +53,23 @@ def batch_bytes(
     return queries * per_query + kept
 
 
-def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int, int]:
-    """Peak bytes of reducing one position under `distinct` masks to its statistics, without the
-    kernel matrix of the agreement; and bytes per row of that matrix, one for each token in the
-    union of the masks' top K."""
+def reduced_at_once(
+    distinct: int, top_k: int, unembedding: Float[Tensor, "V D"], memory_budget: int | None
+) -> tuple[int, int]:
+    """How many positions under `distinct` masks to reduce to their statistics at once, and how many
+    rows of each position's kernel matrix of the agreement, one for each token in the union of the
+    masks' top K.
+
+    A position takes its distributions and a matrix of U rows; if that is too much, some rows.
+    """
     vocabulary, width = unembedding.shape
     kept = min(top_k, vocabulary)
     union = min(distinct * kept, vocabulary)
     # Distributions; ids sorted for the union; both reductions and their entropies.
-    reduced = distinct * (16 * vocabulary + 48 * kept + 64 * union)
-    return reduced + 8 * union * width, 16 * union
+    reduced = distinct * (16 * vocabulary + 48 * kept + 64 * union) + 8 * union * width
+    budget, per_row = int(memory_budget or default_budget(unembedding.device)), 16 * union
+    rows = max(1, min(union, (budget - reduced) // per_row))
+    return budget // (reduced + rows * per_row), rows
 
 
 def distributions_at_once(

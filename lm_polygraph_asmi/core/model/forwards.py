@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm_polygraph_asmi.model.state import changes, known_of
+from lm_polygraph_asmi.core.model.state import changes
 
 Forward = Callable[..., Any]
 Replacement = tuple[nn.Module, Forward]
@@ -46,9 +46,9 @@ def _in_thread(owner: int, forward: Forward, real: Forward, *args: Any, **kwargs
     return forward(real, *args, **kwargs) if get_ident() == owner else real(*args, **kwargs)
 
 
-def compiled(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[Replacement]:
-    """What lets `torch.compile` run layers, in a session that asks for it."""
-    for layer in layers if known_of(model).compiles else ():
+def compiled(layers: Sequence[nn.Module]) -> Iterator[Replacement]:
+    """What lets `torch.compile` run layers."""
+    for layer in layers:
         if "forward" not in vars(layer):  # neither offloaded nor changed
             run = partial(_compiled(type(layer).forward), layer)
             yield layer, lambda _, *args, run=run, **given: run(*args, **given)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.special import entr
 
-from lm_polygraph_asmi.maths.support import UnionSupport, check_log_probs, union_support
+from lm_polygraph_asmi.core.maths.support import UnionSupport, check_log_probs, union_support
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,15 @@ import torch
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from lm_polygraph_asmi.model.devices import check_distributions, execution_device, lowest_precision
-from lm_polygraph_asmi.model.forwards import Forward, replaced_forwards
-from lm_polygraph_asmi.model.heads import base_model, output_embeddings
-from lm_polygraph_asmi.model.state import known_values
+from lm_polygraph_asmi.core.model.devices import (
+    check_distributions,
+    execution_device,
+    lowest_precision,
+)
+from lm_polygraph_asmi.core.model.forwards import Forward, replaced_forwards
+from lm_polygraph_asmi.core.model.masked import MaskedModel
 
 VOCABULARY_PART = 2**13
 """Rows of the unembedding that are converted to 32 bits at once."""
@@ -55,12 +57,12 @@ def wide_product(
     return product.reshape(*states.shape[:-1], -1)
 
 
-def own_logits(model: PreTrainedModel, **inputs: Any) -> Tensor:
+def own_logits(f: MaskedModel, **inputs: Any) -> Tensor:
     """Logits of an ordinary forward pass in 32 bits, from a plain 16-bit `nn.Linear`, too.
 
     Adapters, quantised modules and forward methods of others compute more, and keep their own.
     """
-    projection: Any = output_embeddings(model)
+    projection: Any = f.lm_head
     plain = type(projection) is nn.Linear and projection.weight.dtype.itemsize == 2
     # accelerate's forward method does the same on the right device.
     plain = plain and ("forward" not in vars(projection) or hasattr(projection, "_hf_hook"))
@@ -73,10 +75,10 @@ def own_logits(model: PreTrainedModel, **inputs: Any) -> Tensor:
         return wide_product(states.to(weight.device), weight, bias)
 
     with replaced_forwards(*([(projection, forward)] if plain else [])):
-        return model(**inputs, use_cache=False, return_dict=True).logits.float()
+        return f.model(**inputs, use_cache=False, return_dict=True).logits.float()
 
 
-def readout(model: PreTrainedModel, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+def readout(f: MaskedModel, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
     """Natural log-probabilities, in float32, from final states (after the final norm).
 
     Raises FloatingPointError: NaN, plus infinity, or a row of minus infinity.
@@ -84,28 +86,27 @@ def readout(model: PreTrainedModel, hidden: Float[Tensor, "*batch D"]) -> Float[
     states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     output = _Returned(last_hidden_state=states)
-    with replaced_forwards((base_model(model), lambda *_, **__: output)):
-        logits = own_logits(model, input_ids=tokens)
-    check_distributions(model, logits)
+    with replaced_forwards((f.base, lambda *_, **__: output)):
+        logits = own_logits(f, input_ids=tokens)
+    check_distributions(f.model, logits)
     return logits.reshape(*hidden.shape[:-1], -1).log_softmax(-1)
 
 
-def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
+def unembedding(f: MaskedModel) -> Float[Tensor, "V D"]:
     """The output projection W_lm, one row per token, on the device where it computes.
 
     Of anything but a plain `nn.Linear` (adapters, quantised weights), what it makes of unit
     vectors, kept as long as the model stays the same.
     """
-    projection: Any = output_embeddings(model)
+    projection: Any = f.lm_head
     if type(projection) is nn.Linear:
         with align_module_device(projection):  # the reference keeps fetched weights alive
             return projection.weight.detach()
-    known = known_values(model)
-    if "unembedding" not in known:
-        width = getattr(projection, "in_features", model.config.get_text_config().hidden_size)
+    if "unembedding" not in f.found:
+        width = getattr(projection, "in_features", f.model.config.get_text_config().hidden_size)
         place = execution_device(projection)
-        states = torch.eye(width, dtype=lowest_precision(model), device=place)
+        states = torch.eye(width, dtype=lowest_precision(f.model), device=place)
         with torch.no_grad():
             rows = projection(states) - projection(torch.zeros_like(states[:1]))
-        known["unembedding"] = rows.T.contiguous()
-    return known["unembedding"]
+        f.found["unembedding"] = rows.T.contiguous()
+    return f.found["unembedding"]

@@ -1,4 +1,4 @@
-"""Finds the heads of a model by the names of its modules.
+"""Finds where the heads of a model are, by the names of its modules.
 
 The table of classes, `classes.csv`, says which classes of transformers were tested and how; other
 classes run only if the setting `structure` names the projection of their heads. Before a model is
@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.config import module_paths, target_layer
-from lm_polygraph_asmi.model.devices import (
+from lm_polygraph_asmi.core.model.devices import (
     check_distributions,
     dtypes_of,
     execution_device,
     lowest_precision,
 )
-from lm_polygraph_asmi.model.forwards import Forward, first_tensor, replaced_forwards
-from lm_polygraph_asmi.model.session import scoring_session
-from lm_polygraph_asmi.model.state import known_of, known_values, watch
+from lm_polygraph_asmi.core.model.forwards import Forward, first_tensor, replaced_forwards
+from lm_polygraph_asmi.core.model.session import scoring_session
+from lm_polygraph_asmi.core.model.state import findings, watch
 
 PROJECTIONS = (
     "self_attn.o_proj", "attention.output.dense", "self_attn.out_proj", "attn.c_proj",
@@ -56,6 +56,13 @@ class Structure:
     width: int  # most inputs of such a projection
     returns: tuple[int, ...]  # length of the tuple that each layer returns; 0: a tensor alone
     passes: dict[str, str]  # by scope, the first to try, of `classes.csv`; empty: the fastest
+    lm_head: str | None = None  # the module that returns the logits, if the setting names it
+
+    def layer_at(self, depth: float) -> int:
+        """The layer to mask at a relative depth: the nearest one that has heads, of two the lower.
+        Raises ValueError: depth outside (0, 1)."""
+        requested = target_layer(depth, self.num_layers)
+        return min(self.heads, key=lambda layer: (abs(layer - requested), layer))
 
 
 def plain_model(model: nn.Module) -> PreTrainedModel:
@@ -99,76 +106,37 @@ def row_of(model: PreTrainedModel) -> dict[str, str] | None:
     return None if kind is None else classes()[kind.__name__]
 
 
-def name_modules(model: PreTrainedModel, structure: str | None) -> None:
-    """Let `structure_of` take modules by path, as the setting `structure` of `ASMIConfig` says."""
-    known_of(model).named = structure
-
-
-def structure_of(model: PreTrainedModel) -> Structure:
+def structure_of(model: PreTrainedModel, named: str | None = None) -> Structure:
     """The structure of a model; found once as long as its modules stay the same.
 
-    Raises TypeError: the heads of this model cannot be masked; the message gives the reason.
+    `named`: paths of modules, as the setting `structure` of `ASMIConfig` has them. Raises
+    TypeError: the heads of this model cannot be masked; the message gives the reason.
     """
-    values = known_values(model)
-    if "structure" not in values:
-        values["structure"] = _find_structure(model, module_paths(known_of(model).named))
-    structure: Structure = values["structure"]
-    if known_of(model).structure is not structure:
-        layers = list(model.get_submodule(structure.layers).children())
-        watch(model, (layers[at].get_submodule(path) for at, path in structure.projections.items()))
-        known_of(model).structure = structure
+    found = findings(model)
+    if ("structure", named) not in found:
+        remember_structure(model, _find_structure(model, module_paths(named)), named)
+        found = findings(model)
+    structure: Structure = found["structure", named]
     return structure
 
 
-def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    return list(model.get_submodule(structure_of(model).layers).children())
-
-
-def output_projection(model: PreTrainedModel, layer: int) -> nn.Module:
-    """The projection whose input is a layer's concatenated head outputs; see `num_heads`."""
-    num_heads(model, layer)  # raises for a layer without heads
-    return decoder_layers(model)[layer].get_submodule(structure_of(model).projections[layer])
-
-
-def base_model(model: PreTrainedModel) -> nn.Module:
-    """The module whose first output is the final states, the input of the unembedding."""
-    return model.get_submodule(structure_of(model).base_model)
-
-
-def num_layers(model: PreTrainedModel) -> int:
-    """L, the number of decoder layers, with heads or without."""
-    return structure_of(model).num_layers
-
-
-def num_heads(model: PreTrainedModel, layer: int) -> int:
-    """H, the number of query heads of a layer (with grouped queries, too).
-
-    Raises ValueError: no such layer, or one without heads."""
-    structure = structure_of(model)
-    if not 0 <= layer < structure.num_layers:
-        raise ValueError(
-            f"layer must be in [0, {structure.num_layers - 1}] for a {structure.num_layers}-layer "
-            f"model, got {layer}"
-        )
-    if layer not in structure.heads:
-        raise ValueError(
-            f"layer {layer} of {type(model).__name__} has no attention heads; layers with heads: "
-            f"{', '.join(map(str, structure.heads))}"
-        )
-    return structure.heads[layer]
+def remember_structure(
+    model: PreTrainedModel, structure: Structure, named: str | None = None
+) -> None:
+    """Let `structure_of` return it; from now on, writes to the projections of heads are noticed."""
+    found = findings(model)
+    found["structure", named] = structure
+    projections: list[nn.Module] = []
+    for each in found.values():
+        if isinstance(each, Structure):
+            layers = list(model.get_submodule(each.layers).children())
+            projections += [layers[at].get_submodule(path) for at, path in each.projections.items()]
+    watch(model, projections)
 
 
 def context_window(config: PretrainedConfig) -> int | None:
     """Longest sequence in tokens that a model's positions cover; None if not configured."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
-def layer_at(model: PreTrainedModel, depth: float) -> int:
-    """The layer to mask at a relative depth: the nearest one that has heads, of two the lower.
-    Raises ValueError: depth outside (0, 1)."""
-    structure = structure_of(model)
-    requested = target_layer(depth, structure.num_layers)
-    return min(structure.heads, key=lambda layer: (abs(layer - requested), layer))
 
 
 def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
@@ -189,17 +157,19 @@ def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
                 f"{name}: structure names {part}={named[part]}, which is no module of the model: "
                 "take a path of model.named_modules()"
             )
-    output_embeddings(model)
+    output_embeddings(model, named.get("lm_head"))
     path, layers = _layers(model, named.get("layers"))
     projections = dict(_projections(model, path, layers, named.get("projection")))
     heads = {index: _heads(model, layers[index], index, at) for index, at in projections.items()}
     width = max(_width(layers[index], at, heads[index]) for index, at in projections.items())
     with scoring_session(model):
-        base, returns = _short_passes(model, path, layers, projections)
+        base, returns = _short_passes(model, path, projections, named.get("lm_head"))
         if "projection" in named:
             _check_named_projection(model, path, *next(iter(projections.items())))
     passes = {} if row is None else {scope: row[scope] for scope in ("all", "response")}
-    return Structure(base, path, len(layers), projections, heads, width, returns, passes)
+    return Structure(
+        base, path, len(layers), projections, heads, width, returns, passes, named.get("lm_head")
+    )
 
 
 def _check_not_compiled(model: PreTrainedModel) -> None:
@@ -214,9 +184,9 @@ def _check_not_compiled(model: PreTrainedModel) -> None:
             )
 
 
-def output_embeddings(model: PreTrainedModel) -> nn.Module:
-    """The module that returns the logits. Raises TypeError: neither named nor known."""
-    path = module_paths(known_of(model).named).get("lm_head")
+def output_embeddings(model: PreTrainedModel, path: str | None) -> nn.Module:
+    """The module that returns the logits, at a path or else the model's own. Raises TypeError:
+    there is none."""
     module = model.get_output_embeddings() if path is None else model.get_submodule(path)
     if module is None:
         raise TypeError(
@@ -332,7 +302,7 @@ def _watched(
 
 
 def _short_passes(
-    model: PreTrainedModel, path: str, layers: Sequence[nn.Module], projections: dict[int, str]
+    model: PreTrainedModel, path: str, projections: dict[int, str], lm_head: str | None
 ) -> tuple[str, tuple[int, ...]]:
     """Path of the base model, and what layers return; raises unless each layer runs once, and the
     model is deterministic and causal."""
@@ -340,7 +310,6 @@ def _short_passes(
     outer = [".".join(parts[:end]) for end in range(1, len(parts))]
     inner = [f"{path}.{at}" for at in dict(model.get_submodule(path).named_children())]
     heads = [f"{inner[index]}.{at}" for index, at in projections.items()]
-    lm_head = module_paths(known_of(model).named).get("lm_head")
     other = tokens.clone()
     other[0, -1] = tokens[0, 0]
     try:
@@ -358,7 +327,7 @@ def _short_passes(
     times = [len(calls[at]) for at in inner]
     if set(times) != {1} or any(len(calls[at]) != 1 for at in heads):
         raise TypeError(
-            f"{name}: expected the {len(layers)} layers at {path!r}, and the projection of their "
+            f"{name}: expected the {len(inner)} layers at {path!r}, and the projection of their "
             f"heads, to run once each, got {times} calls of the layers and "
             f"{[len(calls[at]) for at in heads]} of the projections{NAME_THEM}"
         )

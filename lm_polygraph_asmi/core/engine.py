@@ -1,45 +1,40 @@
-"""Masked passes and their statistics for one prompt and one response.
+"""Runs the algorithm on a model, for one prompt and its response, with a store of results.
 
-Combines `maths` and `model`, and stores results in a result cache. Independent of LM-Polygraph,
-whose runner calls it through `stat_calculators.masked_heads`; `score` calls it directly.
+Independent of LM-Polygraph, whose runner calls it through `stat_calculators.masked_heads`; `Scorer`
+calls it directly.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.special import entr
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi import algorithm, maths
-from lm_polygraph_asmi.config import ASMIConfig, check_fits
-from lm_polygraph_asmi.host.releases import warn_of_untested
-from lm_polygraph_asmi.model import (
-    Subnetworks,
+from lm_polygraph_asmi.config import ASMIConfig, check_fits, target_layer
+from lm_polygraph_asmi.core import algorithm
+from lm_polygraph_asmi.core.identity import model_key
+from lm_polygraph_asmi.core.mask_plan import operating_point
+from lm_polygraph_asmi.core.maths import response_diversity
+from lm_polygraph_asmi.core.model import (
+    MaskedModel,
     UnmaskedPass,
     attention_of,
     check_unmasked,
-    layer_at,
-    name_modules,
-    num_heads,
-    num_layers,
+    masked_model,
     readout,
     response_embeddings,
-    scoring_session,
-    target_layer,
+    structure_of,
 )
-from lm_polygraph_asmi.model.memory import distributions_at_once, in_chunks
-from lm_polygraph_asmi.results.cache import ResultCache, model_key
-from lm_polygraph_asmi.results.names import CANDIDATES, Settings
-from lm_polygraph_asmi.scoring.statistics import AnswerStatistics, concatenated
+from lm_polygraph_asmi.core.model.memory import distributions_at_once, in_chunks
+from lm_polygraph_asmi.core.statistics import AnswerStatistics, Settings, concatenated
 
 NO_EVIDENCE = 1.0
 """div(x) of fewer than two non-empty responses: as of unrelated ones.
@@ -49,13 +44,22 @@ each other.
 """
 
 
+@runtime_checkable
+class Store(Protocol):
+    """Keeps statistics under keys that hold all they depend on, as `results.cache.ResultCache`."""
+
+    def get(self, key: dict[str, Any]) -> Any | None: ...
+
+    def put(self, key: dict[str, Any], result: Any) -> None: ...
+
+
 class Engine:
     """Scores responses under S head masks at one layer, or at one after the other.
 
     Per response: one unmasked pass, then the layers from the target layer on, under S masks.
-    `details`: also masks, per-mask KL and log-likelihoods, and the top candidates. `result_cache`:
-    folder that stores results and is searched before any pass. Other settings are those of
-    `ASMIConfig`; ValueError: one out of range, TypeError: an unknown one.
+    `details`: also masks, per-mask KL and log-likelihoods, and the top candidates. `store`: is
+    searched before any pass, and gets what is computed. Other settings are those of `ASMIConfig`;
+    ValueError: one out of range, TypeError: an unknown one.
     """
 
     def __init__(
@@ -63,31 +67,29 @@ class Engine:
         config: ASMIConfig | None = None,
         *,
         details: bool = False,
-        result_cache: str | Path | None = None,
+        store: Store | None = None,
         **settings: Any,
     ) -> None:
         self.config = (config or ASMIConfig()).replace(**settings)
-        self.details, self.result_cache = details, ResultCache(result_cache)
+        self.details, self.store = details, store
 
-    @contextmanager
-    def session(self, model: PreTrainedModel) -> Iterator[None]:
-        """A scoring session with this engine's attention and modules."""
-        with scoring_session(model, self.config.attention, self.config.compile):
-            name_modules(model, self.config.structure)
-            yield
+    def session(self, model: PreTrainedModel) -> AbstractContextManager[MaskedModel]:
+        """A session in which a model is scored with this engine's settings."""
+        config = self.config
+        return masked_model(model, config.attention, config.structure, config.compile)
 
     def settings(self, model: PreTrainedModel, depth: float | None = None) -> Settings:
         """Settings on this model, with derived values; by default at the config's depth."""
         config = self.config if depth is None else self.config.replace(depth=depth)
-        name_modules(model, config.structure)
-        layer = layer_at(model, config.depth)
-        heads, requested = num_heads(model, layer), target_layer(config.depth, num_layers(model))
-        operating_point = maths.operating_point(heads, config.num_masks, config.mask_rate)
+        structure = structure_of(model, config.structure)
+        layer, layers = structure.layer_at(config.depth), structure.num_layers
+        heads, requested = structure.heads[layer], target_layer(config.depth, layers)
+        derived = operating_point(heads, config.num_masks, config.mask_rate)
         attention = config.attention or attention_of(model)
         return Settings(
-            config.replace(attention=attention, **operating_point._asdict()),
+            config.replace(attention=attention, **derived._asdict()),
             layer=layer,
-            num_layers=num_layers(model),
+            num_layers=layers,
             num_heads=heads,
             requested_layer=None if requested == layer else requested,
         )
@@ -102,16 +104,17 @@ class Engine:
         """All statistics of a prompt and a response of T tokens at each depth, by default the
         config's, from one unmasked pass; stored ones are read.
 
-        Of several `responses`, the one that the model would write is scored: where they differ
-        first, it has the most probable token. Raises ValueError: an empty response, or text longer
-        than the context window; FloatingPointError: logits that are no distribution, as `readout`.
+        Several `responses` are one text with each of the ends that it may have. The one that the
+        model would write is scored, see `_unmasked_pass`. Raises ValueError: an empty response, or
+        text longer than the context window; FloatingPointError: logits that are no distribution, as
+        `readout`.
         """
-        warn_of_untested()
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
-        results, start = self.result_cache, time.perf_counter()
-        with self.session(model):
+        start = time.perf_counter()
+        with self.session(model) as f:
             used = [self.settings(model, depth) for depth in depths or [self.config.depth]]
-            answer_key = (model_key(model) if results.folder else {}) | {
+            answer_key = {
+                **(model_key(model) if self.store else {}),
                 "input_ids": [*prompt.tolist(), *responses[0]],
                 "prompt_length": len(prompt),
                 "ends": list(map(list, responses)) if len(responses) > 1 else [],
@@ -119,22 +122,23 @@ class Engine:
                 "details": self.details,
             }
             keys = [answer_key | settings.to_dict() for settings in used]
-            found: list[Any] = [results.get(key) for key in keys]
+            found: list[Any] = [self.store.get(key) if self.store else None for key in keys]
             missing = [at for at, stored in enumerate(found) if stored is None]
             if missing:
                 layers = [used[at].layer for at in missing]
-                h_cache = self._unmasked_pass(model, prompt, responses, layers)
-                answer = self._unmasked_statistics(model, h_cache) | {
+                h_cache = self._unmasked_pass(f, prompt, responses, layers)
+                answer = self._unmasked_statistics(f, h_cache) | {
                     "prompt_length": len(prompt),
                     # The copy to NumPy has synchronized with the device.
                     "unmasked_seconds": time.perf_counter() - start,
                 }
             for at in missing:
-                found[at] = answer | algorithm.token_statistics(
-                    model, h_cache, used[at], _details if self.details else None
-                )
-        for at in missing:  # the session's end tells whether the model was changed meanwhile
-            results.put(keys[at], found[at])
+                start = time.perf_counter()
+                masked = algorithm.token_statistics(f, h_cache, used[at], self.details)
+                found[at] = answer | masked | {"masked_seconds": time.perf_counter() - start}
+        if self.store:  # after the session, which ends in an error if the model was changed
+            for at in missing:
+                self.store.put(keys[at], found[at])
         return [
             AnswerStatistics(settings=used[at], reused=at not in missing, **statistics)
             for at, statistics in enumerate(found)
@@ -151,30 +155,32 @@ class Engine:
         Also the model's most likely tokens, (T,), and "hidden", (T, D): states after the masked
         layer at the positions that predict the tokens. Arguments and errors are those of `score`.
         """
-        with self.session(model):
+        with self.session(model) as f:
             layer = self.settings(model).layer
-            unmasked = self._unmasked_pass(model, prompt, responses, [layer])
-            check_unmasked(model, unmasked)
+            unmasked = self._unmasked_pass(f, prompt, responses, [layer])
+            check_unmasked(f, unmasked)
             hidden = unmasked.after[layer].double().cpu().numpy()
-            return self._unmasked_statistics(model, unmasked) | {"hidden": hidden}
+            return self._unmasked_statistics(f, unmasked) | {"hidden": hidden}
 
     def _unmasked_pass(
         self,
-        model: PreTrainedModel,
+        f: MaskedModel,
         prompt: Int[Tensor, " P"],
         responses: Sequence[Sequence[int]],
         layers: list[int],
     ) -> UnmaskedPass:
-        """Of the response that the model would write, among several.
+        """The pass of the response that the model would write, among several.
 
-        It is found as generation would: at the first place where the responses differ, those with
-        the most probable token remain, and so on. The last token of a response does not run, so
-        those that differ in it alone share a pass.
+        A text does not say which tokens end it (an end token, a stop string), and each end makes
+        another response, with another T and another score. The model chooses as in generation: at
+        the first place where the responses differ, those with the most probable token remain, and
+        so on until one is left. The last token of a response does not run, so responses that differ
+        in it alone share a pass.
         """
 
         def run(response: Sequence[int]) -> UnmaskedPass:
             x_y = torch.cat([prompt.cpu(), torch.tensor(list(response), dtype=prompt.dtype)])
-            return algorithm.unmasked_pass(model, x_y, len(prompt), layers, self.config.scope)
+            return algorithm.unmasked_pass(f, x_y, len(prompt), layers, self.config.scope)
 
         left = sorted(responses, key=len)
         passed, found = left[0], run(left[0])
@@ -187,7 +193,7 @@ class Engine:
                 break
             if passed[:at] != left[0][:at]:
                 passed, found = left[0], run(left[0])
-            log_probs = readout(model, found.final_hidden[at])
+            log_probs = readout(f, found.final_hidden[at])
             token = max({one[at] for one in left}, key=lambda token: log_probs[token].item())
             left = [one for one in left if one[at] == token]
         (response,) = left
@@ -197,9 +203,7 @@ class Engine:
         x_y[-1] = response[-1]
         return replace(found, input_ids=x_y)
 
-    def _unmasked_statistics(
-        self, model: PreTrainedModel, unmasked: UnmaskedPass
-    ) -> dict[str, np.ndarray]:
+    def _unmasked_statistics(self, f: MaskedModel, unmasked: UnmaskedPass) -> dict[str, np.ndarray]:
         """The answer's tokens, their entropy and log-likelihood, (T,), nats, and the most likely
         tokens.
 
@@ -208,13 +212,13 @@ class Engine:
         hidden, tokens = unmasked.final_hidden, unmasked.input_ids[unmasked.prompt_length :]
 
         def of(at: range) -> dict[str, np.ndarray]:
-            log_probs = readout(model, hidden[at.start : at.stop]).double()
+            log_probs = readout(f, hidden[at.start : at.stop]).double()
             entropy, chosen = entr(log_probs.exp()).sum(-1), log_probs[range(len(at)), tokens[at]]
             likeliest = log_probs.argmax(-1)
             found = {"entropy": entropy, "log_likelihood": chosen, "likeliest": likeliest}
             return {name: values.cpu().numpy() for name, values in found.items()}
 
-        at_once = distributions_at_once(model, hidden.device, self.config.memory_budget)
+        at_once = distributions_at_once(f.model, hidden.device, self.config.memory_budget)
         found = concatenated(in_chunks(of, range(len(tokens)), at_once))
         found["tokens"] = tokens.numpy().astype(np.int64)
         for at in np.flatnonzero(np.isneginf(found["log_likelihood"]))[:1].tolist():
@@ -227,36 +231,17 @@ class Engine:
         return found
 
 
-def _details(
-    log_probs: Float[Tensor, "distinct T V"],
-    disagreement: maths.Disagreement,
-    weight: Float[Tensor, "V D"],
-    subnetworks: Subnetworks,
-    tokens: Int[Tensor, " T"],
-) -> dict[str, Tensor]:
-    """Statistics by mask, and of the most likely candidates, for a run that asks for details."""
-    share = maths.mask_weights(subnetworks.counts, len(log_probs)).to(log_probs.device)
-    index = subnetworks.index.to(log_probs.device)
-    mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
-    candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
-    return {
-        "kl": disagreement.divergence_from_mean[index].float(),
-        "masked_log_likelihood": log_probs[:, range(len(tokens)), tokens][index].float(),
-        "candidates": candidates.int(),
-        "candidate_cosines": maths.cosines(weight.to(log_probs.device)[candidates]),
-    }
-
-
 def diversity_of(
     model: PreTrainedModel,
     prompt: Int[Tensor, " P"],
     *responses: Sequence[Sequence[int]],
     attention: str | None = None,
+    structure: str | None = None,
 ) -> list[float]:
     """div(x) of each of several lists of N responses to a prompt, up to the tokens that are
     embedded; higher = more diverse. `NO_EVIDENCE` if N < 2."""
     if len(responses[0]) < 2:
         return [NO_EVIDENCE] * len(responses)
-    with scoring_session(model, attention):
-        embeddings = response_embeddings(model, prompt, [*chain(*responses)])
-    return [maths.response_diversity(part) for part in embeddings.split(len(responses[0]))]
+    with masked_model(model, attention, structure) as f:
+        embeddings = response_embeddings(f, prompt, [*chain(*responses)])
+    return [response_diversity(part) for part in embeddings.split(len(responses[0]))]

@@ -17,9 +17,9 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from lm_polygraph_asmi.model.forwards import with_cache
-from lm_polygraph_asmi.model.heads import row_of
-from lm_polygraph_asmi.model.memory import in_chunks
+from lm_polygraph_asmi.core.model.forwards import with_cache
+from lm_polygraph_asmi.core.model.memory import in_chunks
+from lm_polygraph_asmi.core.model.structure import row_of
 
 _KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
 """Kinds of cached layers that hold nothing else."""

@@ -1,4 +1,8 @@
-"""Semantic agreement between subnetworks: it discounts disagreement among near-synonyms."""
+"""How alike are the tokens that subnetworks choose, and the responses to one input: by cosines.
+
+The first, semantic agreement, discounts disagreement among near-synonyms; the second, the diversity
+of sampled responses, weighs that discount in Adapt-ASMI.
+"""
 
 from collections.abc import Callable
 
@@ -7,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from lm_polygraph_asmi.maths.information import mask_weights
-from lm_polygraph_asmi.maths.support import UnionSupport, check_log_probs, union_support
+from lm_polygraph_asmi.core.maths.information import mask_weights
+from lm_polygraph_asmi.core.maths.support import UnionSupport, check_log_probs, union_support
 
 
 def cosine_blocks(rows: Float[Tensor, "*batch U D"]) -> Callable[[slice], Tensor]:
@@ -112,3 +116,29 @@ def semantic_agreement(
     """
     check_log_probs(log_probs, counts)
     return agreement_on_support(union_support(log_probs, top_k), unembedding, counts)
+
+
+def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:
+    """div(x): one minus the mean cosine over pairs of sampled responses; higher = more diverse.
+
+    Between 0 (all alike) and N / (N - 1) (opposed) for N responses; 1 if unrelated. Computed in
+    double precision. Source: equation "diversity" of the paper.
+
+    Raises:
+        ValueError: fewer than two responses.
+        FloatingPointError: NaN or infinite embeddings (float16 may overflow).
+
+    Example:
+        >>> response_diversity(torch.eye(3))  # three unrelated answers
+        1.0
+    """
+    if len(embeddings) < 2:
+        raise ValueError(f"response diversity requires at least 2 responses, got {len(embeddings)}")
+    if not torch.isfinite(embeddings).all():
+        raise FloatingPointError(
+            "response embeddings contain NaN or infinity: use bfloat16 or float32 hidden states"
+        )
+    unit = normalize(embeddings.double(), dim=-1)
+    pairs = torch.triu_indices(len(unit), len(unit), offset=1)
+    alike = (unit @ unit.T)[pairs[0], pairs[1]]
+    return max(0.0, 1 - alike.mean().item())

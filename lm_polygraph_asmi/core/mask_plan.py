@@ -11,6 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import bdtr  # scipy.stats takes a second to import
 
+__all__ = [
+    "OperatingPoint", "flops_ratio", "heads_masked_at_once", "masks_for_coverage",
+    "operating_point", "tolerated_heads",
+]  # fmt: skip
 FAILURE = 0.05
 """Largest probability that some head is never masked."""
 DEGRADATION = 0.05
@@ -36,16 +40,6 @@ def masks_for_coverage(num_heads: int, mask_rate: float) -> int:
         40
     """
     return math.ceil(math.log(num_heads / FAILURE) / -math.log1p(-mask_rate))
-
-
-def never_masked_heads(num_heads: int, mask_rate: float, num_masks: int) -> float:
-    """Expected number of heads that S masks never mask: H (1 - p)^S.
-
-    Example:
-        >>> round(never_masked_heads(32, 0.15, 40), 3), round(never_masked_heads(32, 0.15, 10), 1)
-        (0.048, 6.3)
-    """
-    return num_heads * (1 - mask_rate) ** num_masks
 
 
 def tolerated_heads(num_heads: int) -> int:

@@ -1,4 +1,4 @@
-"""Statistics of one answer at one depth, as `Engine.score` returns them."""
+"""Statistics of one answer at one depth, as `Engine.score` returns them, and their settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from lm_polygraph_asmi.results.names import Settings
+from lm_polygraph_asmi.config import ASMIConfig
 
+TOP_K = (1, 8, 16, 32, 64, 128, 256)
+"""The K of the paper's analysis of coverage; `coverage` is saved at these."""
+CANDIDATES = 8
+"""Tokens per position in the field `candidates`."""
 MASKS_FIRST = ("top_token", "kl", "masked_log_likelihood")
 """Statistics of tokens whose axis 0 are the S masks; of all others, it is the T tokens."""
 
@@ -17,6 +21,25 @@ UNMASKED = (
     "masked_seconds", "reused",
 )  # fmt: skip
 """Fields of the answer, its unmasked pass and its time."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A config with the S, p and attention in use, and values of a model.
+
+    Saved with every example and depth, as a flat dictionary of plain values.
+    """
+
+    config: ASMIConfig
+    layer: int  # index of the masked layer, from 0
+    num_layers: int
+    num_heads: int  # query heads
+    requested_layer: int | None = None  # the one at `depth`, if it has no heads
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings of a statistic by name; from the config, those of the masks."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "config"}
+        return self.config.to_dict("masks") | {"attention": self.config.attention} | values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +61,7 @@ class AnswerStatistics:
     entropy_of_mean: Float[np.ndarray, " T"]  # of the averaged distribution
     mean_entropy: Float[np.ndarray, " T"]  # mean over masks
     tail_mass: Float[np.ndarray, " T"]  # mean over masks of the mass outside the union
-    coverage: Float[np.ndarray, "T 7"]  # of the top K, for each K of `analysis.coverage.TOP_K`
+    coverage: Float[np.ndarray, "T 7"]  # of the top K, for each K of `TOP_K`
     top_token: Int[np.ndarray, "S T"]  # the most likely one
     mask_seed: int
     settings: Settings  # in use, with those derived for the model
@@ -67,3 +90,10 @@ def concatenated(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
         name: np.concatenate([part[name] for part in parts], axis=int(name in MASKS_FIRST))
         for name in parts[0]
     }
+
+
+def masked_layer(used: Mapping[str, Any]) -> str:
+    """The masked layer of saved settings in words; also the requested one, if it has no heads."""
+    text = f"layer {used['layer']} of {used['num_layers']}"
+    requested = used["requested_layer"]
+    return text if requested is None else f"{text} (layer {requested} has no heads)"

@@ -1,0 +1,123 @@
+"""Algorithm 1 of the paper, "Sem-ASMI Uncertainty Estimation". Whatever is scored, is scored here.
+
+Input x of P tokens; model f; layer l*; S samples, mask rate p, truncation K (`Settings`). Line 1,
+the greedy answer y of T tokens, is the caller's: LM-Polygraph's, or that of a user. Lines 2 to 8
+follow. Line 9 is in `scores`, so that saved statistics can be scored again without a model.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lm_polygraph_asmi.core.mask_plan import operating_point
+from lm_polygraph_asmi.core.maths import (
+    Disagreement,
+    agreement_on_support,
+    cosines,
+    disagreement,
+    example_seed,
+    mask_weights,
+    most_likely,
+    ranked,
+    sample_head_masks,
+    top_k_coverage,
+    union_support,
+)
+from lm_polygraph_asmi.core.model import (
+    MaskedModel,
+    UnmaskedPass,
+    keeps_cache,
+    readout,
+    run_subnetworks,
+    run_unmasked,
+    unembedding,
+)
+from lm_polygraph_asmi.core.model.memory import in_chunks, reduced_at_once
+from lm_polygraph_asmi.core.statistics import CANDIDATES, TOP_K, Settings, concatenated
+
+
+def unmasked_pass(
+    f: MaskedModel, x_y: Int[Tensor, " tokens"], P: int, layers: list[int], scope: str
+) -> UnmaskedPass:
+    """Line 2: h_cache, the states that enter each layer to be masked."""
+    # 2: h_cache <- f_pre(x, y)
+    return run_unmasked(f, x_y, P, layers, scope, keeps_cache(f, layers, scope))
+
+
+def token_statistics(
+    f: MaskedModel, h_cache: UnmaskedPass, settings: Settings, details: bool = False
+) -> dict[str, Any]:
+    """Lines 3 to 8: MI_t, in nats, and A_t at each of the T positions of y, (T,) each.
+
+    Args:
+        details: whether statistics of each mask, and of the most likely tokens, are added.
+
+    Returns:
+        Fields of `AnswerStatistics`, these two among them.
+    """
+    config, layer, K = settings.config, settings.layer, settings.config.top_k
+    x_y, P = h_cache.input_ids, h_cache.prompt_length
+    y, seeding = x_y[P:], x_y[:P] if config.seeded_by == "prompt" else x_y
+    p, S = operating_point(settings.num_heads, config.num_masks, config.mask_rate)
+    # 3, 4: for s = 1 to S, sample masks m^(s) in {0, 1}^H, m_h ~ Bernoulli(1 - p)
+    seed = example_seed(config.seed, [layer, *seeding.tolist()])
+    generator = torch.Generator().manual_seed(seed)
+    masks = sample_head_masks(S, settings.num_heads, p, generator, config.mask_sampler)
+    # 5: {p_t^(s)} <- f_suf(h_cache; m^(s)) at positions of y, as states before the unembedding
+    subnetworks = run_subnetworks(f, h_cache, layer, masks, config.memory_budget)
+    W_lm = unembedding(f)
+    positions, kernel_rows = reduced_at_once(len(subnetworks.hidden), K, W_lm, config.memory_budget)
+
+    def reduced(at: range) -> dict[str, np.ndarray]:
+        """Statistics of a few positions; no array of size V leaves the device."""
+        log_probs = readout(f, subnetworks.hidden[:, at.start : at.stop])
+        counts, index = subnetworks.drawn_on(log_probs.device)
+        weight = W_lm.to(log_probs.device)
+        by_rank = ranked(log_probs, max(K, *TOP_K))
+        share = mask_weights(counts, len(log_probs))
+        # 7: form top-K union support and tail-bucket distributions
+        support = union_support(log_probs, K, by_rank)
+        # 8: compute MI_t and A_t, equations "mi" and "agreement"
+        information = disagreement(support, counts)
+        agreement = agreement_on_support(support, weight, counts, kernel_rows)
+        coverage = torch.einsum("s,stk->tk", share, top_k_coverage(log_probs, TOP_K, by_rank))
+        found = {
+            "mi": information.mutual_information,
+            "agreement": agreement,
+            "entropy_of_mean": information.entropy_of_mean,
+            "mean_entropy": information.mean_entropy,
+            "tail_mass": share @ support.tail,
+            "coverage": coverage.float(),
+            "top_token": most_likely(by_rank)[index].int(),
+        }
+        if details:
+            found |= mask_details(
+                log_probs, information, weight, counts, index, y[at.start : at.stop]
+            )
+        return {name: value.cpu().numpy() for name, value in found.items()}
+
+    statistics = concatenated(in_chunks(reduced, range(len(y)), positions)) | {"mask_seed": seed}
+    return statistics | ({"masks": masks.to(torch.bool).numpy()} if details else {})
+
+
+def mask_details(
+    log_probs: Float[Tensor, "distinct T V"],
+    information: Disagreement,
+    W_lm: Float[Tensor, "V D"],
+    counts: Float[Tensor, " distinct"],
+    index: Int[Tensor, " S"],
+    y: Int[Tensor, " T"],
+) -> dict[str, Tensor]:
+    """Statistics of each mask, and of the tokens that are most likely on average."""
+    share = mask_weights(counts, len(log_probs))
+    mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
+    candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
+    return {
+        "kl": information.divergence_from_mean[index].float(),
+        "masked_log_likelihood": log_probs[:, range(len(y)), y][index].float(),
+        "candidates": candidates.int(),
+        "candidate_cosines": cosines(W_lm[candidates]),
+    }

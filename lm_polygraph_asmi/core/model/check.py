@@ -1,0 +1,189 @@
+"""The self-check: two masked passes against full passes, before a score is trusted.
+
+It is made for the first answer of a model, layer, scope and attention implementation, and again
+when a prompt, or the answers in one pass, are more than twice as long as those compared. A pass
+that fails is not used again: the next slower one is. Full passes, the slowest, are the truth.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from lm_polygraph_asmi.core.model.devices import lowest_precision
+from lm_polygraph_asmi.core.model.masked import MaskedModel
+from lm_polygraph_asmi.core.model.passes import (
+    UnmaskedPass,
+    full_passes,
+    packed,
+    rows_after_prompt,
+    suffix,
+)
+from lm_polygraph_asmi.core.model.readout import own_logits, readout
+from lm_polygraph_asmi.core.model.session import scoring_session
+from lm_polygraph_asmi.core.model.state import has_foreign_code
+
+Pass = Callable[[MaskedModel, UnmaskedPass, int, Tensor], Tensor]
+PASSES: dict[str, dict[str, Pass]] = {
+    "all": {
+        "suffix": suffix, "suffix in rows": partial(suffix, one_row=False),
+        "full passes": full_passes,
+    },
+    "response": {
+        "packed": packed, "rows after the prompt": rows_after_prompt, "full passes": full_passes,
+    },
+}  # fmt: skip
+"""By scope, the passes by name, fastest first."""
+MASKABLE = ("eager", "sdpa")
+"""Attention implementations that take an explicit (queries, keys) mask, as packed answers need."""
+FULL = "full passes"
+LIMITS = {torch.float64: 1e-5, torch.float32: 2e-4}
+LIMIT_16_BITS = 2e-2
+"""Largest total variation, mean over the response, explained by rounding.
+
+Measured for correct passes: in 32 bits 2e-6; in bfloat16 6e-3 to 2e-2 for the packed sequences of
+SmolLM2-135M-Instruct. Observed errors: 3e-3 to 0.6.
+"""
+ROUNDINGS = 2.0
+"""In 16 bits the limit is at least this many times the difference between attention backends."""
+OUTSTANDING = 10.0
+"""A single position may differ by this many times the mean allowed."""
+SAME_STATES = 0.1
+"""Final states come from one pass: their readout may differ by this fraction of the limit."""
+LONGER = 2
+
+
+@dataclass
+class Trusted:
+    """Which passes are trusted, of one layer with one attention implementation."""
+
+    scope: str
+    attention: str
+    names: list[str]  # of `PASSES`, those that have not failed, fastest first
+    compared: tuple[int, int] = 0, 0  # most positions before, and of, answers that were right
+    used: bool = False  # whether an answer was scored with the first
+
+    def give_up(self) -> str:
+        """Do without the first from now on; its name."""
+        self.used = False
+        return self.names.pop(0)
+
+
+def trusted(f: MaskedModel, layer: int, scope: str) -> Trusted:
+    """Which passes are trusted at a layer, as long as the model stays the same."""
+    key = "trusted", layer, scope, f.attention, f.compiles
+    if key not in f.found:
+        names, tried = list(PASSES[scope]), f.structure.passes.get(scope)
+        # Of a class that nobody tried, layers may know caches of another kind.
+        start = names.index(tried) if tried else int(scope == "response")
+        if scope == "response" and f.attention not in MASKABLE:
+            start = max(start, 1)
+        if has_foreign_code(f.model):  # it may act differently at each position
+            start = len(names) - 1
+        f.found[key] = Trusted(scope, f.attention, names[start:])
+    found: Trusted = f.found[key]
+    return found
+
+
+def keeps_cache(f: MaskedModel, layers: list[int], scope: str) -> bool:
+    """Whether masked passes of some layer will read keys and values of the unmasked pass."""
+    packs = (trusted(f, layer, scope).names[0] == "packed" for layer in layers)
+    return scope == "response" and any(packs)
+
+
+def passes_in_use(f: MaskedModel, scope: str) -> list[str]:
+    """Names of the passes that scored answers with the attention in use, of any layer."""
+    found = {
+        each.names[0]
+        for each in f.found.values()
+        if isinstance(each, Trusted)
+        and each.used
+        and (each.scope, each.attention) == (scope, f.attention)
+    }
+    return [name for name in PASSES[scope] if name in found]
+
+
+def limit(dtype: torch.dtype) -> float:
+    """Largest mean total variation between two computations of the same distributions."""
+    return LIMITS.get(dtype, LIMIT_16_BITS)
+
+
+def variation(p: Float[Tensor, "T V"], q: Float[Tensor, "T V"]) -> float:
+    """Mean total variation over the response of log-probabilities, or more if single positions are
+    outliers."""
+    by_position = (p.exp() - q.to(p.device).exp()).abs().sum(-1) / 2
+    return max(by_position.mean().item(), by_position.max().item() / OUTSTANDING)
+
+
+def check_unmasked(f: MaskedModel, unmasked: UnmaskedPass) -> None:
+    """Raise RuntimeError if the final states of the unmasked pass do not give the model's
+    distributions. Costs a pass for the first answer, and for one twice as long as the longest."""
+    longest = f.found.setdefault(("unmasked", f.attention, f.compiles), [0])
+    length = len(unmasked.input_ids)
+    if length <= LONGER * longest[0]:
+        return
+    logits = own_logits(f, input_ids=unmasked.tokens(f.model))
+    direct = logits[0, unmasked.predicting].log_softmax(-1)
+    found = variation(direct, readout(f, unmasked.final_hidden))
+    allowed = max(SAME_STATES * limit(lowest_precision(f.model)), LIMITS[torch.float32])
+    if f.compiles and found > allowed:  # compiled layers round otherwise
+        allowed = max(limit(lowest_precision(f.model)), ROUNDINGS * _rounding(f, unmasked))
+    if not found <= allowed:
+        raise RuntimeError(
+            f"self-check failed for {type(f.model).__name__}: the final states do not give the "
+            f"model's distributions (total variation {found:.2g}). Nothing was scored. Remove "
+            "hooks that change the model's output; otherwise report this model class"
+        )
+    longest[0] = length
+
+
+def failure(
+    f: MaskedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    states: Float[Tensor, "B T D"],
+    positions: int,
+) -> str | None:
+    """How final states of the first and the last mask differ from full passes beyond rounding, in
+    words; None if they do not, or if answers of such lengths were compared before.
+
+    `positions`: of all answers in one pass. What was compared is noted with the passes in use.
+    """
+    use, lengths = trusted(f, layer, unmasked.scope), (unmasked.before, positions)
+    seen = all(now <= LONGER * most for now, most in zip(lengths, use.compared, strict=True))
+    if use.names[0] != FULL and not seen:
+        rows = sorted({0, len(masks) - 1})
+        truth = full_passes(f, unmasked, layer, masks[rows])
+        found = {
+            row: variation(readout(f, right), readout(f, states[row]))
+            for row, right in zip(rows, truth, strict=True)
+        }
+        worst = max(found, key=lambda row: found[row])
+        allowed = limit(lowest_precision(f.model))
+        if found[worst] > allowed:
+            allowed = max(allowed, ROUNDINGS * _rounding(f, unmasked))
+        if not found[worst] <= allowed:
+            return f"total variation {found[worst]:.2g} (mask {worst + 1} of {len(masks)})"
+        use.compared = max(use.compared[0], lengths[0]), max(use.compared[1], positions)
+    use.used = True
+    return None
+
+
+def _rounding(f: MaskedModel, unmasked: UnmaskedPass) -> float:
+    """Total variation of the unmasked pass between two attention implementations, which differ only
+    in rounding. 0 if the model is not 16-bit, or has only one implementation."""
+    if lowest_precision(f.model) in LIMITS:
+        return 0.0
+    log_probs = []
+    try:
+        for attention in MASKABLE:
+            with scoring_session(f.model, attention):
+                logits = own_logits(f, input_ids=unmasked.tokens(f.model))
+            log_probs.append(logits[0, unmasked.predicting].log_softmax(-1))
+    except ValueError:  # the model has only one
+        return 0.0
+    return variation(log_probs[0], log_probs[1])

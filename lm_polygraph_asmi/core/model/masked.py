@@ -1,0 +1,92 @@
+"""A model in a session: what its masked passes need, looked up once."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from lm_polygraph_asmi.core.model.forwards import Replacement, compiled
+from lm_polygraph_asmi.core.model.session import attention_of, scoring_session
+from lm_polygraph_asmi.core.model.state import findings
+from lm_polygraph_asmi.core.model.structure import Structure, output_embeddings, structure_of
+
+RECOMPILES = 64
+"""Kinds of layers and arguments that `torch.compile` keeps of one class before it gives up."""
+
+
+@dataclass(frozen=True)
+class MaskedModel:
+    """A model whose heads can be masked, as long as the session of `masked_model` is open."""
+
+    model: PreTrainedModel
+    structure: Structure
+    attention: str  # the implementation in use, such as "sdpa"
+    compiles: bool  # whether `torch.compile` runs the layers
+    found: dict[Hashable, Any]  # `findings` for this structure
+
+    @cached_property
+    def layers(self) -> list[nn.Module]:
+        """The decoder layers, with heads or without."""
+        return list(self.model.get_submodule(self.structure.layers).children())
+
+    @cached_property
+    def base(self) -> nn.Module:
+        """The module whose first output is the final states, the input of the unembedding."""
+        return self.model.get_submodule(self.structure.base_model)
+
+    @cached_property
+    def lm_head(self) -> nn.Module:
+        """The unembedding, the module that returns the logits."""
+        return output_embeddings(self.model, self.structure.lm_head)
+
+    def compiled(self, layers: Sequence[nn.Module]) -> list[Replacement]:
+        """What lets `torch.compile` run layers, if it is to."""
+        return list(compiled(layers)) if self.compiles else []
+
+    def num_heads(self, layer: int) -> int:
+        """H, the number of query heads of a layer (with grouped queries, too).
+
+        Raises ValueError: no such layer, or one without heads."""
+        structure = self.structure
+        if not 0 <= layer < structure.num_layers:
+            raise ValueError(
+                f"layer must be in [0, {structure.num_layers - 1}] for a "
+                f"{structure.num_layers}-layer model, got {layer}"
+            )
+        if layer not in structure.heads:
+            raise ValueError(
+                f"layer {layer} of {type(self.model).__name__} has no attention heads; layers with "
+                f"heads: {', '.join(map(str, structure.heads))}"
+            )
+        return structure.heads[layer]
+
+    def projection(self, layer: int) -> nn.Module:
+        """The projection whose input is a layer's concatenated head outputs; see `num_heads`."""
+        self.num_heads(layer)  # raises for a layer without heads
+        return self.layers[layer].get_submodule(self.structure.projections[layer])
+
+
+@contextmanager
+def masked_model(
+    model: PreTrainedModel,
+    attention: str | None = None,
+    structure: str | None = None,
+    compiles: bool = False,
+) -> Iterator[MaskedModel]:
+    """A `scoring_session`, and the model as masked passes take it.
+
+    Arguments are settings of `ASMIConfig`, `compiles` its `compile`. Raises TypeError: the heads
+    cannot be masked; ValueError: as of `scoring_session`.
+    """
+    # Layers may differ in settings, each kind of which is compiled.
+    kinds = {"specialize_float": True, "recompile_limit": RECOMPILES}
+    compiling = torch._dynamo.config.patch(kinds) if compiles else nullcontext()
+    with scoring_session(model, attention), compiling:
+        where = structure_of(model, structure)
+        found = findings(model).setdefault(("passes", structure), {})
+        yield MaskedModel(model, where, attention_of(model), compiles, found)

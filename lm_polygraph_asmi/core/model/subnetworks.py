@@ -1,0 +1,115 @@
+"""The subnetworks of an answer: every distinct mask once, in chunks that fit into memory.
+
+The fastest passes that the self-check trusts are used. Where they fail, the next slower ones are.
+"""
+
+import logging
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from lm_polygraph_asmi.core.model.check import FULL, PASSES, Pass, check_unmasked, failure, trusted
+from lm_polygraph_asmi.core.model.masked import MaskedModel
+from lm_polygraph_asmi.core.model.memory import batch_bytes, default_budget, in_chunks
+from lm_polygraph_asmi.core.model.passes import (
+    UnmaskedPass,
+    packed,
+    rows_after_prompt,
+)
+
+log = logging.getLogger("lm_polygraph")
+
+PACKED_POSITIONS = {"cpu": 256, "gpu": 4096}
+"""Most response positions in one packed sequence. Each is compared with all others, so longer ones
+cost a processor more than fewer passes save."""
+
+
+@dataclass(frozen=True)
+class Subnetworks:
+    """Final states of the distinct subnetworks of one example and layer."""
+
+    hidden: Float[Tensor, "distinct T D"]  # after the final norm, where the response is predicted
+    counts: Float[Tensor, " distinct"]  # how often each was drawn; sums to S
+    index: Int[Tensor, " S"]  # for each of the S drawn masks, its row
+
+    def drawn_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`counts` and `index` on a device."""
+        return self.counts.to(device), self.index.to(device)
+
+
+def _masks_per_pass(
+    f: MaskedModel, unmasked: UnmaskedPass, total: int, budget: int, way: Pass
+) -> int:
+    """How many of `total` masks to run together within `budget` bytes; at least one."""
+    length, before = len(unmasked.final_hidden), unmasked.before
+    if way is packed:
+        kind = "cpu" if unmasked.final_hidden.device.type == "cpu" else "gpu"
+        total = min(total, PACKED_POSITIONS[kind] // length)
+
+    def needed(masks: int) -> int:  # grows with their number
+        if way in (packed, rows_after_prompt):
+            return batch_bytes(f, masks, length, cached=before, packed=way is packed)
+        return batch_bytes(f, masks, before + length)
+
+    return max(1, bisect_right(range(1, total + 1), budget, key=needed))
+
+
+def run_subnetworks(
+    f: MaskedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "S H"],
+    memory_budget: int | None = None,
+    shortcut: bool = True,
+) -> Subnetworks:
+    """Run the masked passes of S masks; equal masks once, the all-ones mask not at
+    all unless `shortcut` is False.
+
+    `memory_budget`: bytes above weights and cached states; None: `default_budget`. When memory
+    runs out, chunks are halved and nothing is lost. Raises ValueError: a layer without heads, or
+    masks that are not (S, H) zeros and ones; RuntimeError: see `check_unmasked`.
+    """
+    heads = f.num_heads(layer)
+    if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
+        raise ValueError(
+            f"masks must have shape (S, H = {heads}), one column per query head, got "
+            f"{tuple(masks.shape)}"
+        )
+    if not ((masks == 0) | (masks == 1)).all():
+        raise ValueError("masks must contain only 1 (keep) and 0 (mask)")
+    # On the CPU, since indices from there fit states on any device.
+    distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
+    kept = distinct.bool().all(dim=1) & shortcut
+    masked = distinct[~kept]
+    hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
+    hidden[kept] = unmasked.final_hidden
+    check_unmasked(f, unmasked)
+    budget = memory_budget or default_budget(unmasked.final_hidden.device)
+    use = trusted(f, layer, unmasked.scope)
+    while len(masked):
+        way = PASSES[unmasked.scope][use.names[0]]
+        chunk = _masks_per_pass(f, unmasked, len(masked), budget, way)
+        try:
+            states = torch.cat(in_chunks(partial(way, f, unmasked, layer), masked, chunk))
+        except (torch.OutOfMemoryError, FloatingPointError):
+            raise
+        except Exception as error:  # models raise different errors
+            if use.names[0] == FULL:
+                raise
+            wrong: str | None = f"{type(error).__name__}: {error}"
+        else:
+            hidden[~kept] = states
+            positions = len(unmasked.final_hidden) * (chunk if way is packed else 1)
+            wrong = failure(f, unmasked, layer, masked, states, positions)
+        if wrong is None:
+            break
+        failed = use.give_up()
+        log.warning(
+            "%s: %r failed the self-check (scope %s): %s. Using %r, which is slower",
+            type(f.model).__name__, failed, unmasked.scope, wrong, use.names[0],
+        )  # fmt: skip
+    return Subnetworks(hidden, counts.float(), index)

@@ -1,0 +1,34 @@
+"""Types and shapes in signatures are checked whenever a test calls what has them."""
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from lm_polygraph_asmi.core.maths.information import mask_weights
+from lm_polygraph_asmi.core.model.check import variation
+from lm_polygraph_asmi.core.model.subnetworks import Subnetworks
+from lm_polygraph_asmi.core.scores import discount
+from lm_polygraph_asmi.scoring.generation import Generation
+
+ROW, MATRIX = torch.ones(2), torch.ones(2, 2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: mask_weights(MATRIX, 2),
+        lambda: mask_weights(ROW.long(), 2),
+        lambda: variation(MATRIX, torch.ones(2, 3)),
+        lambda: Subnetworks(MATRIX, ROW, ROW.long()),
+        lambda: discount("sem"),
+        lambda: Generation(None, None).greedy(MATRIX.long(), 3),
+    ],
+)
+def test_another_shape_or_type_is_told(call):
+    with pytest.raises(TypeCheckError):
+        call()
+
+
+def test_every_module_is_checked(pytestconfig):
+    """A name that was left behind would check nothing, without a word."""
+    assert pytestconfig.getoption("--jaxtyping-packages") == "lm_polygraph_asmi,tests.check"

@@ -258,9 +258,14 @@ class Clustered:
         number, total = self.number(default), self.n_clusters
         if len(self.known.get("drawn", ())) < number:
             rng = np.random.default_rng(self.seed)  # the first of more resamples are the same
-            drawn = rng.multinomial(total, np.full(total, 1 / total), size=number)
-            # A byte each: no cluster of many is drawn more than 255 times.
-            self.known["drawn"] = drawn.astype(np.min_scalar_type(drawn.max()))
+            share, at_once = np.full(total, 1 / total), max(1, ROWS_AT_ONCE // total)
+            parts = (
+                rng.multinomial(total, share, size=min(at_once, number - start))
+                for start in range(0, number, at_once)
+            )
+            # Mostly a byte each: no cluster of many is drawn more than 255 times.
+            small = [part.astype(np.min_scalar_type(part.max())) for part in parts]
+            self.known["drawn"] = np.concatenate(small)
         chunk = max(1, ROWS_AT_ONCE // len(self))
         for start in range(0, number, chunk):
             chosen = self.known["drawn"][start : min(start + chunk, number)]

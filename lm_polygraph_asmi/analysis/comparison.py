@@ -13,7 +13,6 @@ from lm_polygraph_asmi.analysis.clusters import (
     check_rows,
     ordered,
     percentile_interval,
-    tied_order,
 )
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_draws
@@ -82,20 +81,20 @@ class BootstrapAUROC:
     """`auroc` of one score on many resamples of the same rows."""
 
     def __init__(self, score: np.ndarray, wrong: np.ndarray) -> None:
-        self.order, self.starts = tied_order(score)
-        self.wrong = wrong[self.order]
+        right = np.flatnonzero(~wrong)
+        self.right, self.errors = right[score[right].argsort()], np.flatnonzero(wrong)
+        ranked, of_errors = score[self.right], score[self.errors]
+        self.below = ranked.searchsorted(of_errors, "left")
+        self.up_to = ranked.searchsorted(of_errors, "right")
 
     def __call__(self, counts: np.ndarray) -> np.ndarray:
         """counts (b, n) -> (b,); NaN without wrong or without right answers."""
-        drawn = counts.take(self.order, axis=1)
-        errors = drawn * self.wrong
-        right = drawn - errors
-        if len(self.starts) < len(self.order):
-            errors = np.add.reduceat(errors, self.starts, axis=1)
-            right = np.add.reduceat(right, self.starts, axis=1)
+        right = np.zeros((len(counts), len(self.right) + 1), dtype=int)
+        counts.take(self.right, axis=1).cumsum(1, out=right[:, 1:])
+        errors = counts.take(self.errors, axis=1)
         # Twice the right answers below each error, once those with the same score: integers.
-        below = 2 * right.cumsum(1) - right
-        pairs = 2 * errors.sum(1) * right.sum(1)
+        below = right.take(self.below, axis=1) + right.take(self.up_to, axis=1)
+        pairs = 2 * errors.sum(1) * right[:, -1]
         in_order = np.einsum("bg,bg->b", errors, below)
         return np.divide(in_order, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
 

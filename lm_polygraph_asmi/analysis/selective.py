@@ -24,6 +24,11 @@ from lm_polygraph_asmi.analysis.distinct import error_probability
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import Rejection
 
+FILTERED = 0.5
+"""Share of the confident half on which the paper's filter abstains."""
+COVERAGES = (0.7, 0.8, 0.9)
+"""Shares of answers that the paper's global selector accepts."""
+
 
 def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
     """Area under the risk-coverage curve: error rate of the k accepted, averaged over k = 1 ... n.
@@ -36,7 +41,8 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
         True
     """
     errors = finite(wrong=wrong)
-    return float(Rejection(uncertainty).area(errors, np.ones((1, len(errors)), dtype=int))[0])
+    every = np.ones((1, len(errors)), dtype=int)
+    return float(Rejection(uncertainty, errors).area(every, every @ errors)[0])
 
 
 def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
@@ -46,14 +52,11 @@ def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
         >>> risk_coverage([0.1, 0.2, 0.9], wrong=[0, 0, 1]).round(2).tolist()
         [0.0, 0.0, 0.33]
     """
-    order = Rejection(uncertainty)
-    errors = finite(wrong=wrong)
-    if len(errors) != len(order.order):
-        raise ValueError(f"{len(order.order)} scores for {len(errors)} answers: one each")
-    errors = errors[order.order]
-    sizes = np.diff(np.r_[order.starts, len(errors)])
-    mean = np.repeat(np.add.reduceat(errors, order.starts) / sizes, sizes)
-    return mean.cumsum() / np.arange(1, len(errors) + 1)
+    order = Rejection(uncertainty, finite(wrong=wrong))
+    n = len(order.values)
+    sizes = np.diff(np.r_[order.starts, n])
+    mean = np.repeat(np.add.reduceat(order.values, order.starts) / sizes, sizes)
+    return mean.cumsum() / np.arange(1, n + 1)
 
 
 def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) -> float:
@@ -216,16 +219,11 @@ class Filter:
 
 
 def confident_filter(
-    msp: ArrayLike,
-    fragility: ArrayLike,
-    other: ArrayLike,
-    answers: Labelled,
-    abstain: float = 0.5,
+    msp: ArrayLike, fragility: ArrayLike, other: ArrayLike, answers: Labelled
 ) -> Filter:
-    """Error rate of the confident half after abstaining on it by fragility, and by another score.
+    """Error rate of the confident half after abstaining on half of it, by fragility or `other`.
 
-    `abstain` is the share of this half that is rejected, in [0, 1]. Source: table "payoff" of the
-    paper, with entropy as the other score.
+    Source: table "payoff" of the paper, with entropy as the other score.
 
     Example:
         >>> msp, fragility, other = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0.5] * 40
@@ -236,20 +234,20 @@ def confident_filter(
     """
     m, f, o = answers.columns(msp=msp, fragility=fragility, other=other)
     w = answers.wrong.astype(float)
-    median, by_fragility, by_other = Medians(m), Rejection(f), Rejection(o)
+    median, by_fragility, by_other = Medians(m), Rejection(f, w), Rejection(o, w)
 
     def difference(counts: np.ndarray) -> np.ndarray:
         half = counts * (m <= median(counts)[:, None])
-        number = np.maximum(1, np.round((1 - abstain) * half.sum(1, keepdims=True)))
-        return (by_fragility.kept(w, half, number) - by_other.kept(w, half, number))[:, 0]
+        number = np.maximum(1, np.round((1 - FILTERED) * half.sum(1, keepdims=True)))
+        return (by_fragility.kept(half, number) - by_other.kept(half, number))[:, 0]
 
     confident = int((m <= np.median(m)).sum())
     without, by_f, by_o = (
         _at(1 - share, _confident_risk(m, by, w))
-        for by, share in ((m, 0), (f, abstain), (o, abstain))
+        for by, share in ((m, 0), (f, FILTERED), (o, FILTERED))
     )
     interval = bootstrap_interval(by_f - by_o, difference, answers)
-    accepted = max(1, round((1 - abstain) * confident))
+    accepted = max(1, round((1 - FILTERED) * confident))
     return Filter(confident / len(m), accepted / len(m), without, by_f, by_o, interval)
 
 
@@ -265,10 +263,11 @@ def aurc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> I
     """
     first, second = answers.columns(first=first, second=second)
     errors = answers.wrong.astype(float)
-    a, b = Rejection(first), Rejection(second)
+    a, b = Rejection(first, errors), Rejection(second, errors)
 
     def difference(counts: np.ndarray) -> np.ndarray:
-        return a.area(errors, counts) - b.area(errors, counts)
+        total = counts @ errors
+        return a.area(counts, total) - b.area(counts, total)
 
     return bootstrap_interval(aurc(first, errors) - aurc(second, errors), difference, answers)
 
@@ -299,11 +298,11 @@ def global_selector(
     controls: ArrayLike,
     signal: ArrayLike,
     answers: Labelled,
-    coverages: Sequence[float] = (0.7, 0.8, 0.9),
 ) -> dict[float, tuple[float, float, Interval]]:
     """Error rate of answers accepted by a logistic selector, with and without the signal.
 
-    Out of fold: coverage, in [0, 1] -> error rate without the signal, with it, with minus without.
+    For each of `COVERAGES`: the error rate without the signal, the one with it, and the second
+    minus the first. The selector is fitted out of fold.
     Source: appendix "Deployment Payoff: Full Analysis" of the paper.
 
     Args:
@@ -317,8 +316,7 @@ def global_selector(
         >>> signal, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10
         >>> control = [[n % 7] for n in range(40)]
         >>> answers = Labelled(wrong, range(40), resamples=100)
-        >>> errors = global_selector(control, signal, answers, coverages=[0.75])
-        >>> without, with_signal, change = errors[0.75]
+        >>> without, with_signal, change = global_selector(control, signal, answers)[0.7]
         >>> without > 0.4 > with_signal, change.high < 0  # the control has no information on errors
         (True, True)
     """
@@ -328,12 +326,12 @@ def global_selector(
         answers.once(error_probability, features, answers.wrong, folds)
         for features in (controls, np.column_stack([controls, signal]))
     )
-    orders, by_coverage = (Rejection(full), Rejection(base)), {}
-    for coverage in coverages:
+    orders, by_coverage = (Rejection(full, wrong), Rejection(base, wrong)), {}
+    for coverage in COVERAGES:
 
         def difference(counts: np.ndarray, coverage: float = coverage) -> np.ndarray:
             number = np.maximum(1, np.round(coverage * counts.sum(1, keepdims=True)))
-            with_signal, without = (order.kept(wrong, counts, number)[:, 0] for order in orders)
+            with_signal, without = (order.kept(counts, number)[:, 0] for order in orders)
             return with_signal - without
 
         base_error, full_error = (retained_error(score, wrong, coverage) for score in (base, full))

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.table import Table
 
 from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.mechanism import masking_response
-from lm_polygraph_asmi.analysis.prr import has_contrast, prrs_with_error
+from lm_polygraph_asmi.analysis.prr import PRR, has_contrast, prrs_with_error
 from lm_polygraph_asmi.analysis.right import RIGHT, on_scale, says_nothing
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.results.runs import MSP, Run
@@ -24,6 +25,15 @@ def _answers(run: Run, metric: str) -> Labelled:
     return Labelled(labels, [run.cluster_keys[i] for i in np.flatnonzero(finite)], quality)
 
 
+def prr_and_minus_msp(
+    scores: Mapping[str, ArrayLike], answers: Labelled
+) -> tuple[dict[str, PRR], dict[str, Interval]]:
+    """PRR of every method, and how much higher it is than that of `MSP` (none without MSP)."""
+    pairs = [(name, MSP) for name in scores if MSP in scores and name != MSP]
+    _, differences = prr_intervals(scores, answers, pairs)
+    return prrs_with_error(scores, answers), {name: differences[name, MSP] for name, _ in pairs}
+
+
 def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     """PRR per estimator, best first, for one quality metric of a run.
 
@@ -34,12 +44,11 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     """
     scores = dict(run.scores[run.finite(metric)].items())
     answers = _answers(run, metric)
-    pairs = [(name, MSP) for name in scores if MSP in scores and name != MSP]
-    _, differences = prr_intervals(scores, answers, pairs)
+    prrs, minus_msp = prr_and_minus_msp(scores, answers)
     undefined = Interval(np.nan, np.nan, np.nan)
     rows = []
-    for name, prr in prrs_with_error(scores, answers).items():
-        minus = differences.get((name, MSP), undefined)
+    for name, prr in prrs.items():
+        minus = minus_msp.get(name, undefined)
         rows.append(
             {
                 "method": name,

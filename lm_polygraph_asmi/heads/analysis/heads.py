@@ -1,7 +1,7 @@
 """Which heads carry a token's disagreement, how concentrated it is, and the same for noise.
 
-Axes: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural
-Analysis" of the paper (criticality, its Herfindahl index, the permutation null).
+Axes: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural Analysis" of the
+paper (criticality, its Herfindahl index, the permutation null).
 """
 
 from typing import NamedTuple
@@ -77,9 +77,7 @@ class PermutationNull(NamedTuple):
     null_effective_heads: np.ndarray
 
 
-def permutation_null(
-    kl: ArrayLike, masks: ArrayLike, shuffles: int = SHUFFLES, seed: int = 0
-) -> PermutationNull:
+def permutation_null(kl: ArrayLike, masks: ArrayLike, seed: int) -> PermutationNull:
     """Concentration against a null that permutes a token's divergences over its masks.
 
     All tokens of an example share the permutations, since they share masks. Each head keeps its
@@ -87,28 +85,25 @@ def permutation_null(
 
     Args:
         kl, masks: as in `head_criticality`, of one example.
-        shuffles: permutations per token, at least two.
         seed: of the permutations; use the example's (`AnswerStatistics.mask_seed`), so that results
             do not depend on the order of examples or on shards.
 
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
         >>> kl = 1.0 - masks[:, :1]  # 1 nat if head 0 is ablated
-        >>> null = permutation_null(kl, masks, shuffles=100)
+        >>> null = permutation_null(kl, masks, seed=0)
         >>> null.effective_heads.round(2).tolist(), bool(null.z[0] > 1)  # noise spreads over more
         ([1.0], True)
     """
     divergence, kept = _checked(kl, masks)
-    if shuffles < 2:
-        raise ValueError(f"a null needs at least two draws, got {shuffles}")
     contrasts = _contrasts(kept)
-    unshuffled = np.tile(np.arange(len(kept)), (shuffles, 1))
+    unshuffled = np.tile(np.arange(len(kept)), (SHUFFLES, 1))
     order = np.random.default_rng(seed).permuted(unshuffled, axis=1)
     observed = concentration(divergence.T @ contrasts)
     # A draw with one huge divergence at a mask that keeps all heads has no positive head: its index
     # is NaN, which pandas leaves out.
     draws = (concentration(token[order] @ contrasts) for token in divergence.T)
-    null = pd.DataFrame(dict(enumerate(draws)), index=range(shuffles))
+    null = pd.DataFrame(dict(enumerate(draws)), index=range(SHUFFLES))
     spread = null.std().where(lambda sd: sd > ROUNDING)
     z = (observed - null.mean()) / spread
     return PermutationNull(z.to_numpy(), 1 / observed, (1 / null).mean().to_numpy())

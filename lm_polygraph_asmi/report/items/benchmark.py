@@ -17,7 +17,7 @@ from lm_polygraph_asmi.analysis.clusters import (
 )
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
-from lm_polygraph_asmi.analysis.prr import PRR, prr_draws, prrs_with_error
+from lm_polygraph_asmi.analysis.prr import PRR, prr_draws
 from lm_polygraph_asmi.analysis.right import says_nothing
 from lm_polygraph_asmi.analysis.stability import seed_stability
 from lm_polygraph_asmi.config import ASMIConfig
@@ -31,12 +31,8 @@ from lm_polygraph_asmi.report.item import (
     leading,
     per_setting,
 )
-from lm_polygraph_asmi.results.run_groups import (
-    SEMANTIC_ENTROPY,
-    RunGroup,
-    Unavailable,
-    once,
-)
+from lm_polygraph_asmi.report.tables import prr_and_minus_msp
+from lm_polygraph_asmi.results.run_groups import SEMANTIC_ENTROPY, RunGroup, Unavailable, once
 from lm_polygraph_asmi.results.runs import MSP
 
 FAMILIES = {
@@ -100,8 +96,7 @@ def minus_msp(groups: Sequence[RunGroup]) -> Items:
 
 
 def _minus_msp(group: RunGroup) -> dict[str, Interval]:
-    paired = intervals_of(group)[1]
-    return {method: paired[method, MSP] for method in group.scores if (method, MSP) in paired}
+    return _prr_and_minus_msp(group)[1]
 
 
 def _forest(
@@ -117,8 +112,8 @@ def _forest(
 
 
 @once
-def _with_error(group: RunGroup) -> dict[str, PRR]:
-    return prrs_with_error({m: group.score(m) for m in group.scores}, group.answers)
+def _prr_and_minus_msp(group: RunGroup) -> tuple[dict[str, PRR], dict[str, Interval]]:
+    return prr_and_minus_msp({m: group.score(m) for m in group.scores}, group.answers)
 
 
 def _by_method(
@@ -134,7 +129,7 @@ def _by_method(
 
 def _marked(group: RunGroup) -> dict[str, Any]:
     """PRR of a setting's methods; the highest is marked."""
-    by_method: dict[str, Any] = dict(_with_error(group))
+    by_method: dict[str, Any] = dict(_prr_and_minus_msp(group)[0])
     for first, second in _first_two(group):
         by_method[first] = leading(by_method[first], intervals_of(group)[1][first, second])
     return by_method
@@ -142,7 +137,7 @@ def _marked(group: RunGroup) -> dict[str, Any]:
 
 def _ranked(group: RunGroup, methods: Iterable[str]) -> list[str]:
     """Methods with a defined PRR, the highest first."""
-    prr = {method: _with_error(group)[method].value for method in methods}
+    prr = {method: _prr_and_minus_msp(group)[0][method].value for method in methods}
     return sorted((m for m in prr if not np.isnan(prr[m])), key=lambda m: -prr[m])
 
 
@@ -207,10 +202,9 @@ def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
 
 @once
 def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
-    """PRR intervals of a setting's methods, and all differences that the report shows."""
+    """PRR intervals of a setting's methods, and its differences of PRR between other pairs."""
     scores = {m: group.score(m) for m in group.scores}
-    with_msp = [(method, MSP) for method in scores if MSP in scores and method != MSP]
-    pairs = [*compared_on(group).values(), *_first_two(group), *with_msp]
+    pairs = [*compared_on(group).values(), *_first_two(group)]
     return prr_intervals(scores, group.answers, pairs)
 
 

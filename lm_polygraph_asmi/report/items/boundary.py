@@ -204,7 +204,7 @@ def coverage(group: RunGroup) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     saved, information = group.masked("coverage"), group.masked("mi")
     if not saved or not information:
         raise Unavailable("asmi not saved")
-    bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), TOP_K)
+    bands = coverage_by_band(np.concatenate(information), np.concatenate(saved))
     ends = coverage_intervals(information, saved, group.answers)
     rows = [
         {"setting": group.label, "tokens": band}

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import pearsonr
 
-from lm_polygraph_asmi.analysis.cost import PHASES_OF, method_seconds, phase_seconds
+from lm_polygraph_asmi.analysis.cost import PHASES_OF, WARM_UP, method_seconds, phase_seconds
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, error_separation, masking_response
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
@@ -14,7 +14,6 @@ from lm_polygraph_asmi.results.manifest import seconds_by_phase
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 from lm_polygraph_asmi.results.runs import SYMBOLS, Run
 
-WARM_UP = 10
 SEQUENTIAL, BATCHED = "one at a time", "batched"
 
 
@@ -133,7 +132,7 @@ def cost(group: RunGroup) -> list[dict[str, Any]]:
 def _cost_of(run: Run) -> dict[str, Any] | None:
     """Seconds and memory of a run; None without saved seconds."""
     seconds, used = seconds_by_phase(run.stats), run.settings()
-    phases, methods = phase_seconds(seconds, WARM_UP), method_seconds(seconds, WARM_UP)
+    phases, methods = phase_seconds(seconds), method_seconds(seconds)
     if not phases:
         return None
     settings = used[0] if used else {"scope": "–", "num_masks": "–", "top_k": "–"}

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import comparison, selective
 from lm_polygraph_asmi.analysis.clusters import PRR_RESAMPLES, cluster_band
-from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, distinct_signal
+from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, distinct_signal, residual_auroc
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, leading, per_setting
@@ -203,9 +203,7 @@ def _of_regime(group: RunGroup) -> dict[str, Any]:
         "answers expected from": REGIMES[group.grounded],
         "setting": group.label,
         "gap": _quadrants(group).gap,
-        "residual AUROC": distinct_signal(
-            *_signal_and_controls(group), group.answers
-        ).residual_auroc,
+        "residual AUROC": residual_auroc(*_signal_and_controls(group), group.answers),
     }
 
 

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from os.path import commonprefix
 from typing import Any, NamedTuple, TypeVar
@@ -257,19 +257,29 @@ class Clustered:
         """
         number, total = self.number(default), self.n_clusters
         if len(self.known.get("drawn", ())) < number:
-            rng = np.random.default_rng(self.seed)  # the first of more resamples are the same
-            share, at_once = np.full(total, 1 / total), max(1, ROWS_AT_ONCE // total)
-            parts = (
-                rng.multinomial(total, share, size=min(at_once, number - start))
-                for start in range(0, number, at_once)
-            )
-            # Mostly a byte each: no cluster of many is drawn more than 255 times.
-            small = [part.astype(np.min_scalar_type(part.max())) for part in parts]
-            self.known["drawn"] = np.concatenate(small)
+            self.known["drawn"] = _drawn(self.seed, total, number)
         chunk = max(1, ROWS_AT_ONCE // len(self))
         for start in range(0, number, chunk):
             chosen = self.known["drawn"][start : min(start + chunk, number)]
             yield chosen.astype(int).take(self.codes, axis=1)
+
+
+@lru_cache(maxsize=4)
+def _drawn(seed: int, clusters: int, number: int) -> np.ndarray:
+    """(number, clusters) how often each cluster is in each resample.
+
+    The first of more resamples are the same. Kept for a few numbers of clusters, because settings
+    with the same questions have the same resamples.
+    """
+    rng, at_once = np.random.default_rng(seed), max(1, ROWS_AT_ONCE // clusters)
+    parts = (
+        rng.multinomial(
+            clusters, np.full(clusters, 1 / clusters), size=min(at_once, number - start)
+        )
+        for start in range(0, number, at_once)
+    )
+    # Mostly a byte each: no cluster of many is drawn more than 255 times.
+    return np.concatenate([part.astype(np.min_scalar_type(part.max())) for part in parts])
 
 
 def bootstrap_values(

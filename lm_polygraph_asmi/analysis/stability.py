@@ -62,6 +62,9 @@ def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
     prr = np.array([normalised_prr(row, quality) for row in scores])
     pairs = [rank_correlation(*pair) for pair in combinations(scores, 2)]
     return Stability(
-        float(prr.mean()), float(prr.std(ddof=1)), float(prr.min()), float(prr.max()),
+        float(prr.mean()),
+        float(prr.std(ddof=1)),
+        float(prr.min()),
+        float(prr.max()),
         float(np.mean(pairs)),
-    )  # fmt: skip
+    )

@@ -157,9 +157,10 @@ def probe_tokens(
             name: np.searchsorted(chosen.index, places).tolist() for name, places in groups.items()
         },
         "predicted": {
-            "critical": predicted[..., 0].tolist(), "random": predicted[..., 1:].tolist()
+            "critical": predicted[..., 0].tolist(),
+            "random": predicted[..., 1:].tolist(),
         },
-    }  # fmt: skip
+    }
 
 
 def token_masks(

@@ -116,8 +116,14 @@ def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **setting
         handles |= {n: h for n, h in zip(labels, artists, strict=True) if n not in handles}
     if band:
         handles[f"{band}, shaded"] = Patch(facecolor=GREY, alpha=0.3)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4,
-                  fontsize=6, **settings)  # fmt: skip
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=4,
+        fontsize=6,
+        **settings,
+    )
 
 
 Panel = TypeVar("Panel")
@@ -185,8 +191,9 @@ def forest(
                 filled = colour if interval.excludes(chance) else "white"
                 if np.isfinite(interval.low):
                     ax.plot(interval[1:], [y, y], color=colour, linewidth=size / 3.5)
-                ax.plot(interval.value, y, "o", markersize=size, color=colour,
-                        markerfacecolor=filled)  # fmt: skip
+                ax.plot(
+                    interval.value, y, "o", markersize=size, color=colour, markerfacecolor=filled
+                )
         ax.axvline(chance, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
         first_column, last_row = number % columns == 0, number + columns >= len(finite)
         ax.tick_params(labelleft=first_column or len(finite) <= MANY, labelbottom=last_row)
@@ -216,9 +223,15 @@ def depths(ax: Axes, curves: DepthCurves) -> None:
     colours = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER)
     of_many = len(groups) > MANY
     for number, (name, row) in enumerate(groups.items()):
-        ax.plot(percent, row, marker="osv^Dx"[number % 6], linewidth=0.6, markersize=3,
-                color=GREY if of_many else colours[number],
-                label=f"{len(groups)} settings" if of_many else name)  # fmt: skip
+        ax.plot(
+            percent,
+            row,
+            marker="osv^Dx"[number % 6],
+            linewidth=0.6,
+            markersize=3,
+            color=GREY if of_many else colours[number],
+            label=f"{len(groups)} settings" if of_many else name,
+        )
     ax.plot(percent, mean, color=BLACK, linewidth=2, label="mean")
     ax.fill_between(percent, *band, color=BLACK, alpha=0.2, linewidth=0)
     ax.set_xticks(percent, [f"{p:g} %" for p in percent])
@@ -232,8 +245,14 @@ def quadrants(ax: Axes, split: Quadrants) -> str:
     ax.imshow(split.error_rate, cmap="Oranges", vmin=0, vmax=1)
     for (i, j), rate in np.ndenumerate(split.error_rate):
         shown = "–" if np.isnan(rate) else f"{rate:.0%}"
-        ax.text(j, i, f"{shown}\nn = {split.count[i, j]}", ha="center", va="center",
-                color="white" if rate > 0.6 else BLACK)  # fmt: skip
+        ax.text(
+            j,
+            i,
+            f"{shown}\nn = {split.count[i, j]}",
+            ha="center",
+            va="center",
+            color="white" if rate > 0.6 else BLACK,
+        )
     ax.set_xticks([0, 1], ["robust", "fragile"])
     ax.set_yticks([0, 1], ["confident", "unconfident"])
     ax.set(xlabel="by u_sem", ylabel="by MSP")
@@ -278,12 +297,15 @@ def risk_coverage(ax: Axes, curves: Mapping[str, Curve]) -> None:
 def coverage(ax: Axes, bands: tuple[pd.DataFrame, Mapping[str, np.ndarray]]) -> None:
     """Mass of the top K by band of MI_t, a row each, with pointwise 95 % bands (2, k)."""
     mass, ends = bands
-    styles = {"low": (GREEN, ":", "^"), "mid": (BLUE, "--", "s"), "high": (ORANGE, "-", "o"),
-              "all": (GREY, "-", "")}  # fmt: skip
+    styles = {
+        "low": (GREEN, ":", "^"),
+        "mid": (BLUE, "--", "s"),
+        "high": (ORANGE, "-", "o"),
+        "all": (GREY, "-", ""),
+    }
     for tokens, row in mass.iterrows():
         colour, style, mark = styles[tokens.split()[0]]
-        ax.plot(TOP_K, row, color=colour, linestyle=style, marker=mark, markersize=3,
-                label=tokens)  # fmt: skip
+        ax.plot(TOP_K, row, color=colour, linestyle=style, marker=mark, markersize=3, label=tokens)
         ax.fill_between(TOP_K, *ends[tokens], color=colour, alpha=0.15, linewidth=0)
     ax.set_xscale("log", base=2)
     ax.set_xticks(TOP_K[::2], [str(k) for k in TOP_K[::2]])
@@ -308,12 +330,19 @@ def violins(ax: Axes, scored: tuple[np.ndarray, np.ndarray]) -> None:
                 body.set(facecolor=colour, alpha=0.5)
         counted = f"n = {len(values)}"
         if len(values):  # else the layout would place an empty line in the figure's corner
-            ax.plot(side, np.median(values), "o", color=colour, markersize=4, clip_on=False,
-                    zorder=3)  # fmt: skip
+            ax.plot(
+                side, np.median(values), "o", color=colour, markersize=4, clip_on=False, zorder=3
+            )
             zeros = np.mean(scores[chosen] == 0)
             counted += f"\n{zeros:.0%} zero" if zeros > 0.05 else ""
-        ax.text(side, -0.04, f"{kind}\n{counted}", ha="center", va="top",
-                transform=ax.get_xaxis_transform())  # fmt: skip
+        ax.text(
+            side,
+            -0.04,
+            f"{kind}\n{counted}",
+            ha="center",
+            va="top",
+            transform=ax.get_xaxis_transform(),
+        )
     ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.2g}")
     ax.set(xticks=[], xlim=(-0.6, 1.6), ylabel="nats")
 
@@ -323,10 +352,19 @@ def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
     """MI_t and A_t of tokens, and their correlation; figure "mechanism" (a) of the paper."""
     mi, agreement, r = tokens
     foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
-    hexagons = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", mincnt=1,
-                         cmap=DENSITY, xscale="log", linewidths=0)  # fmt: skip
-    bar = ax.figure.colorbar(hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}",
-                             ticks=LogLocator(subs=(1, 3)))  # fmt: skip
+    hexagons = ax.hexbin(
+        np.maximum(mi, foot),
+        agreement,
+        gridsize=28,
+        bins="log",
+        mincnt=1,
+        cmap=DENSITY,
+        xscale="log",
+        linewidths=0,
+    )
+    bar = ax.figure.colorbar(
+        hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}", ticks=LogLocator(subs=(1, 3))
+    )
     bar.ax.yaxis.set_minor_formatter(NullFormatter())
     ax.xaxis.set_major_locator(LogLocator(numticks=4))
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if x >= 1e-3 else f"1e{math.log10(x):.0f}")
@@ -344,8 +382,15 @@ def cosines(ax: Axes, candidates: tuple[np.ndarray, Sequence[str]]) -> None:
     ax.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
     ax.set_yticks(range(len(names)), names, fontsize=7)
     for (i, j), value in np.ndenumerate(matrix):
-        ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=5,
-                color="white" if abs(value) > 0.6 else BLACK)  # fmt: skip
+        ax.text(
+            j,
+            i,
+            f"{value:.1f}",
+            ha="center",
+            va="center",
+            fontsize=5,
+            color="white" if abs(value) > 0.6 else BLACK,
+        )
     ax.figure.colorbar(image, ax=ax, label="cosine")
 
 
@@ -355,8 +400,15 @@ def operating_point(table: pd.DataFrame, tolerated: int) -> Figure:
     rates, masks, feasible = table["p"], table["S"], table["admissible"]
     figure, (left, right) = grid(2, 3.6, 3.0)
     left.plot(rates, masks, color=BLUE)
-    left.fill_between(rates[feasible], masks[feasible], 10 * max(masks), color=BLUE, alpha=0.15,
-                      label="feasible", linewidth=0)  # fmt: skip
+    left.fill_between(
+        rates[feasible],
+        masks[feasible],
+        10 * max(masks),
+        color=BLUE,
+        alpha=0.15,
+        label="feasible",
+        linewidth=0,
+    )
     left.set_yscale("log", base=2)
     left.yaxis.set_major_formatter("{x:.0f}")
     left.set(ylim=(min(masks) / 1.5, max(masks)), ylabel="fewest masks S that cover every head")
@@ -372,8 +424,13 @@ def operating_point(table: pd.DataFrame, tolerated: int) -> Figure:
         for ax in (left, right):
             ax.axvline(p, color=GREY, linewidth=0.8, linestyle=":")
         left.plot(p, fewest, "o", color=ORANGE)
-        left.annotate(f"p = {p:g}, S = {fewest}", (p, fewest), textcoords="offset points",
-                      xytext=(8, 8), fontsize=8)  # fmt: skip
+        left.annotate(
+            f"p = {p:g}, S = {fewest}",
+            (p, fewest),
+            textcoords="offset points",
+            xytext=(8, 8),
+            fontsize=8,
+        )
     return figure
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -115,74 +115,89 @@ Items = Sequence[ReportItem | MissingItem]
 """Return type of a function of the report."""
 
 
+Row = dict[str, Any]
+Made = Row | list[Row] | tuple[Row | list[Row], dict[str, Any]] | None
+"""What is computed of one unit: a row or several, perhaps with panels of the figure by title."""
+Unit = TypeVar("Unit")
+"""What rows are computed of: a setting, or a tuple that has settings."""
+
+
+class Computed(NamedTuple):
+    """The rows of an item, and where they come from."""
+
+    rows: list[Row]
+    panels: dict[str, Any]  # of the figure, by title
+    groups: list[RunGroup]  # the settings that have rows
+    missing: str  # why others have none
+
+
+def computed(
+    units: Iterable[Unit],
+    compute: Callable[[Unit], Made],
+    label: Callable[[Unit], str] = lambda unit: getattr(unit, "label", ""),
+) -> Computed:
+    """Compute the rows of each unit. If this raises a ValueError, the unit is named by `label`."""
+    found = Computed([], {}, [], "")
+    missing: dict[str, list[str]] = {}
+    for unit in units:
+        try:
+            made = compute(unit)
+        except ValueError as error:
+            missing.setdefault(str(error), []).append(label(unit))
+            continue
+        rows, panels = made if isinstance(made, tuple) else (made, {})
+        found.panels.update(panels)
+        if rows:
+            found.rows.extend([rows] if isinstance(rows, dict) else rows)
+            parts = unit if isinstance(unit, tuple) else (unit,)
+            new = [p for p in parts if isinstance(p, RunGroup) and p not in found.groups]
+            found.groups.extend(new)
+    reasons = [f"{why} ({'; '.join(units)})" for why, units in missing.items()]
+    return found._replace(missing="; ".join(reasons))
+
+
 def frame(
     name: str,
     title: str,
-    each: Iterable[Any],
-    compute: Callable[[Any], Any],
-    notes: Sequence[str] | Callable[[ReportItem], Sequence[str]] = (),
+    found: Computed,
+    notes: Sequence[str] = (),
     figure: Callable[[Any], Figure] | None = None,
-    *,
-    label: Callable[[Any], str] = lambda group: group.label,
     otherwise: str = "no run has the data",
     **shown: Any,
 ) -> list[ReportItem] | list[MissingItem]:
-    """An item whose rows are computed for `each` setting, or tuple of settings.
+    """An item of the rows that were found.
 
-    `compute` returns a row or several; or a pair of them and of panels for `figure`, by title, else
-    the figure gets the table. If it raises ValueError, a note names the setting (`label`) and the
-    reason. Without any row, the item is missing, for these reasons or `otherwise`. `shown`: other
-    fields of `ReportItem`; its groups are those with rows unless named here.
+    Args:
+        name, title, notes: of the item. A last note names the units without rows, and why.
+        figure: draws the panels, or the table if there are none.
+        otherwise: why the item is missing, if there are no rows and no unit has a reason.
+        **shown: other fields of `ReportItem`. Its groups are those that have rows, unless they are
+            passed here.
     """
-    rows: list[dict[str, Any]] = []
-    used: list[RunGroup] = []
-    panels: dict[str, Any] = {}
-    missing: list[tuple[str, str]] = []
-    for group in each:
-        try:
-            made = compute(group)
-        except ValueError as error:
-            missing.append((label(group), str(error)))
-            continue
-        new_rows, own_panels = made if isinstance(made, tuple) else (made, {})
-        panels |= own_panels
-        if new_rows:
-            rows += [new_rows] if isinstance(new_rows, dict) else new_rows
-            parts = group if isinstance(group, tuple) else (group,)
-            used += [p for p in parts if isinstance(p, RunGroup) and p not in used]
-    if not rows:
-        return [MissingItem(title, listed(missing) or otherwise)]
-    item = ReportItem(name, title, table=pd.DataFrame(rows), **{"groups": used} | shown)
-    item.draw = partial(figure, panels or item.table) if figure else None
-    item.notes = [*(notes(item) if callable(notes) else notes)]
-    if missing:
-        item.notes.append(f"Left out: {listed(missing)}.")
-    return [item]
+    if not found.rows:
+        return [MissingItem(title, found.missing or otherwise)]
+    table = pd.DataFrame(found.rows)
+    draw = partial(figure, found.panels or table) if figure else None
+    left_out = [f"Left out: {found.missing}."] if found.missing else []
+    fields = {"groups": found.groups} | shown
+    return [ReportItem(name, title, table=table, draw=draw, notes=[*notes, *left_out], **fields)]
 
 
 def per_setting(
     name: str, title: str, *notes: str, **shown: Any
-) -> Callable[[Callable[[RunGroup], Any]], Callable[[Sequence[RunGroup]], Items]]:
+) -> Callable[[Callable[[RunGroup], Made]], Callable[[Sequence[RunGroup]], Items]]:
     """Make an item of a function that computes the rows of one setting; arguments of `frame`."""
 
-    def declare(compute: Callable[[RunGroup], Any]) -> Callable[[Sequence[RunGroup]], Items]:
+    def declare(compute: Callable[[RunGroup], Made]) -> Callable[[Sequence[RunGroup]], Items]:
         kept = once(compute)
 
         @wraps(compute)
         def make(groups: Sequence[RunGroup]) -> Items:
-            return frame(name, title, groups, kept, notes, **shown)
+            return frame(name, title, computed(groups, kept), notes, **shown)
 
         return make
 
     return declare
-
-
-def listed(reasons: Sequence[tuple[str, str]]) -> str:
-    """(setting, reason) in one line, each reason with all it applies to."""
-    named: dict[str, list[str]] = {}
-    for group, why in reasons:
-        named.setdefault(why, []).append(group)
-    return "; ".join(f"{why} ({'; '.join(groups)})" for why, groups in named.items())
 
 
 def bare(value: Any) -> Any:

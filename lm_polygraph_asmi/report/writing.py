@@ -115,9 +115,13 @@ def latex_table(item: ReportItem) -> str:
     numbers = [name for name in item.table if not item.table[name].map(type).eq(str).any()]
     table = item.styled("latex").to_latex(
         column_format="".join("r" if name in numbers else "l" for name in item.table),
-        environment="table*", position_float="centering", hrules=True, convert_css=True,
-        caption=re.sub(r"([&%$#_{}])", r"\\\1", item.title), label=f"tab:{item.name}",
-    )  # fmt: skip
+        environment="table*",
+        position_float="centering",
+        hrules=True,
+        convert_css=True,
+        caption=re.sub(r"([&%$#_{}])", r"\\\1", item.title),
+        label=f"tab:{item.name}",
+    )
     table = table.replace(r"\begin{tabular}", RESIZED + r"\begin{tabular}", 1)
     table = table.replace(r"\end{tabular}", r"\end{tabular}}", 1)
     table = re.sub("|".join(MATH), lambda found: MATH[found[0]], table)

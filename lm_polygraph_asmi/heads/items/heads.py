@@ -20,7 +20,7 @@ from lm_polygraph_asmi.heads.analysis.coupling import (
 )
 from lm_polygraph_asmi.heads.analysis.heads import FEWEST_MASKS, permutation_null
 from lm_polygraph_asmi.report.figures import forest
-from lm_polygraph_asmi.report.item import Items, frame
+from lm_polygraph_asmi.report.item import Items, computed, frame
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 from lm_polygraph_asmi.results.runs import Run
 
@@ -73,9 +73,13 @@ def _profile(saved: dict[str, Any]) -> pd.DataFrame:
     kl = np.asarray(saved["kl"], dtype=float)
     null = permutation_null(kl, saved["masks"], seed=int(saved["mask_seed"]))
     return pd.DataFrame(
-        {"mi": kl.mean(0), "z": null.z, "heads": null.effective_heads,
-         "noise": null.null_effective_heads}
-    )  # fmt: skip
+        {
+            "mi": kl.mean(0),
+            "z": null.z,
+            "heads": null.effective_heads,
+            "noise": null.null_effective_heads,
+        }
+    )
 
 
 def _rows(group: RunGroup, tokens: pd.DataFrame, unit: str = "clusters") -> Clustered:
@@ -156,13 +160,19 @@ def head_coupling(groups: Sequence[RunGroup]) -> Items:
         "the paper, or over clusters (questions on one text are dependent) where marked. " + DAGGER,
     ]
     return frame(
-        "head_coupling", "Does disagreement correlate with concentrated criticality?",
-        at_all_depths(groups), compute, notes, _figure,
+        "head_coupling",
+        "Does disagreement correlate with concentrated criticality?",
+        computed(at_all_depths(groups), compute, lambda at_depth: at_depth[0].label),
+        notes,
+        _figure,
         signed=(
-            "ρ(MI, z)", "ρ(H, z)", "difference†", "ρ(MI, z), clusters†", "minus shallowest†",
+            "ρ(MI, z)",
+            "ρ(H, z)",
+            "difference†",
+            "ρ(MI, z), clusters†",
+            "minus shallowest†",
         ),
-        label=lambda at_depth: at_depth[0].label,
-    )  # fmt: skip
+    )
 
 
 def _figure(table: pd.DataFrame) -> Figure:

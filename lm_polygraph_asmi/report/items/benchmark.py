@@ -27,6 +27,7 @@ from lm_polygraph_asmi.report.item import (
     MissingItem,
     ReportItem,
     brief,
+    computed,
     frame,
     leading,
     per_setting,
@@ -72,10 +73,14 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
     ]
     return [
         ReportItem(
-            "benchmark", "PRR of every method", groups, _by_method(groups, _marked),
-            _forest(groups, lambda group: intervals_of(group)[0], "PRR"), notes,
+            "benchmark",
+            "PRR of every method",
+            groups,
+            _by_method(groups, _marked),
+            _forest(groups, lambda group: intervals_of(group)[0], "PRR"),
+            notes,
         )
-    ]  # fmt: skip
+    ]
 
 
 def minus_msp(groups: Sequence[RunGroup]) -> Items:
@@ -87,12 +92,16 @@ def minus_msp(groups: Sequence[RunGroup]) -> Items:
     table = _by_method(groups, _minus_msp)
     return [
         ReportItem(
-            "minus_msp", title, groups, table[table["method"] != MSP].reset_index(drop=True),
+            "minus_msp",
+            title,
+            groups,
+            table[table["method"] != MSP].reset_index(drop=True),
             _forest(groups, _minus_msp, title),
             ["Paired bootstrap of clusters; positive: better than MSP. Uncorrected."],
-            signed=[group.label for group in groups], resamples=PRR_RESAMPLES,
+            signed=[group.label for group in groups],
+            resamples=PRR_RESAMPLES,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _minus_msp(group: RunGroup) -> dict[str, Interval]:
@@ -148,10 +157,11 @@ def _first_two(group: RunGroup) -> list[tuple[str, str]]:
 
 
 @per_setting(
-    "datasets", "Datasets",
+    "datasets",
+    "Datasets",
     "Prompt and answer tokens: medians. Tokens an answer, of right and of wrong answers: means. "
     "Empty: share of answers without a letter or digit. Right: share with quality of at least 0.5.",
-)  # fmt: skip
+)
 def datasets(group: RunGroup) -> dict[str, Any]:
     """Table "datasets" of the paper."""
     prompts, empty = group.saved("asmi_prompt_length"), says_nothing(group.saved("greedy_texts"))
@@ -218,13 +228,17 @@ def _head_to_head_figure(table: pd.DataFrame) -> Figure:
 
 
 @per_setting(
-    "head_to_head", "Head-to-head: paired differences of PRR",
+    "head_to_head",
+    "Head-to-head: paired differences of PRR",
     "Top: the ASMI variant of highest PRR on a setting's answers; SemEnt: semantic entropy (needs "
     "an NLI model). Paired bootstrap of clusters; positive: ASMI is higher. Intervals are "
     "uncorrected. The best baseline (of those in the run) and the top variant are chosen on the "
     "same answers; intervals ignore that choice.",
-    figure=_head_to_head_figure, digits=3, signed=COMPARED, resamples=PRR_RESAMPLES,
-)  # fmt: skip
+    figure=_head_to_head_figure,
+    digits=3,
+    signed=COMPARED,
+    resamples=PRR_RESAMPLES,
+)
 def head_to_head(group: RunGroup) -> dict[str, Any]:
     """Table "h2h" of the paper: paired differences."""
     intervals, paired = intervals_of(group)
@@ -311,11 +325,16 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         *([f"Left out, a larger run has the questions: {'; '.join(doubled)}."] if doubled else []),
     ]
     return frame(
-        "depth_selection", "Depth selection", _sweeps(groups), _depth_rows, notes, figures.depths,
-        digits=3, groups=groups, label=lambda sweep: sweep.symbol,
+        "depth_selection",
+        "Depth selection",
+        computed(_sweeps(groups), _depth_rows, lambda sweep: sweep.symbol),
+        notes,
+        figures.depths,
+        digits=3,
+        groups=groups,
         otherwise="no setting of several clusters was scored at two or more depths (see "
         "asmi_depth_sweep)",
-    )  # fmt: skip
+    )
 
 
 @once
@@ -335,12 +354,13 @@ def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
 
 
 @per_setting(
-    "stability", "Seed stability: the same answers with other masks and samples",
+    "stability",
+    "Seed stability: the same answers with other masks and samples",
     "PRR over seeds on the same answers; rank ρ: mean Spearman correlation of pairs of seeds. With "
     "few seeds, the sd is imprecise.",
     digits=3,
     otherwise="no answers were scored twice with other masks or samples (see asmi_stability)",
-)  # fmt: skip
+)
 def stability(group: RunGroup) -> list[dict[str, Any]]:
     """Table "stability" of the paper: other seeds of masks and samples, same answers."""
     columns = "mean PRR", "sd", "lowest", "highest", "rank ρ"

@@ -15,7 +15,7 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.item import Items, frame, per_setting
+from lm_polygraph_asmi.report.item import Items, computed, frame, per_setting
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_depth
 
 
@@ -92,13 +92,21 @@ def boundary(groups: Sequence[RunGroup]) -> Items:
         "PRR on the questions of both runs, with the clusters of the open-book rows. Error rates "
         "differ between the two, so compare differences within a row."
     ]
+    found = computed(
+        twins(groups), _twin_rows, lambda twins: f"{twins[0].label} against {twins[1].dataset}"
+    )
     return frame(
-        "boundary", "Boundary: open against closed book", twins(groups), _twin_rows, notes,
-        _twin_figure, digits=3, signed=("Sem-ASMI Δ MSP",), resamples=PRR_RESAMPLES,
-        label=lambda twins: f"{twins[0].label} against {twins[1].dataset}",
+        "boundary",
+        "Boundary: open against closed book",
+        found,
+        notes,
+        _twin_figure,
+        digits=3,
+        signed=("Sem-ASMI Δ MSP",),
+        resamples=PRR_RESAMPLES,
         otherwise="no model has runs on the same questions with and without context (see "
         "asmi_squad_closed_book)",
-    )  # fmt: skip
+    )
 
 
 PairOfK = tuple[str, int, RunGroup, str, int, RunGroup, str]
@@ -113,11 +121,15 @@ def truncation(groups: Sequence[RunGroup]) -> Items:
         "correlation of MI_t between the two K, over all tokens. Coverage: mean over all tokens.",
     ]
     return frame(
-        "larger_k", "Boundary: larger K", pairs, _rows_of_k, notes, digits=3,
-        signed=("large Δ small K", "large K Δ MSP"), resamples=PRR_RESAMPLES,
-        label=lambda pair: pair[2].label,
+        "larger_k",
+        "Boundary: larger K",
+        computed(pairs, _rows_of_k, lambda pair: pair[2].label),
+        notes,
+        digits=3,
+        signed=("large Δ small K", "large K Δ MSP"),
+        resamples=PRR_RESAMPLES,
         otherwise="no answers were scored with two K (see asmi_triviaqa_k256)",
-    )  # fmt: skip
+    )
 
 
 def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
@@ -192,13 +204,15 @@ def _coverage_at(group: RunGroup, top_k: int) -> float | None:
 
 
 @per_setting(
-    "top_k_coverage", "Top-K coverage by disagreement",
+    "top_k_coverage",
+    "Top-K coverage by disagreement",
     "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands by "
     "MI_t. Bound: the most that the mass m outside the top 64 adds to an entropy as one bucket, "
     "−m ln m nats.",
     "Figure: pointwise 95 % bands over clusters (200 resamples); each chooses its bands of tokens.",
-    figure=figures.coverage, digits=3,
-)  # fmt: skip
+    figure=figures.coverage,
+    digits=3,
+)
 def coverage(group: RunGroup) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Table "topk-highmi" of the paper, all bands."""
     saved, information = group.masked("coverage"), group.masked("mi")

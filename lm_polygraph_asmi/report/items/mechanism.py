@@ -18,11 +18,13 @@ SEQUENTIAL, BATCHED = "one at a time", "batched"
 
 
 @per_setting(
-    "mechanism", "MI and semantic agreement of tokens",
+    "mechanism",
+    "MI and semantic agreement of tokens",
     "High MI_t counts fully with low agreement A_t, and is discounted with high agreement. "
     "Pearson r: of A_t and MI_t (not its logarithm); H_t: single-pass entropy of the token.",
-    figure=figures.joint, digits=3,
-)  # fmt: skip
+    figure=figures.joint,
+    digits=3,
+)
 def mechanism(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figure "mechanism" (a) of the paper: disagreement and agreement of tokens."""
     mi, agreement = map(np.concatenate, group.need("mi_tokens", "agreement_tokens"))
@@ -44,11 +46,12 @@ def mechanism(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @per_setting(
-    "candidate_cosines", "Cosines of the top candidates of one token",
+    "candidate_cosines",
+    "Cosines of the top candidates of one token",
     "Cosines between rows of the output projection, at the token where the kernel discounts most "
     "(largest MI_t A_t). Negative cosines count as 0 in A_t.",
     figure=figures.cosines,
-)  # fmt: skip
+)
 def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figure "mechanism" (b) of the paper: near-synonyms among a token's candidates."""
     matrices, candidates = group.masked("candidate_cosines"), group.masked("candidates")
@@ -66,15 +69,17 @@ def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @per_setting(
-    "error_separation", "Masking response and error separation",
+    "error_separation",
+    "Masking response and error separation",
     "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with 95 % "
     f"intervals over clusters. Near zero: mean MI_t below {OVER_ROBUST} nats. A candidate screen "
     "that needs no labels, not validated: the paper has one such setting (0.002 nats, and the "
     "signal fails); its others start at 0.016 nats.",
     "Figure: logarithmic axis, values below the first percentile of the positive ones at its lower "
     "end; dot: median.",
-    figure=figures.violins, digits=3,
-)  # fmt: skip
+    figure=figures.violins,
+    digits=3,
+)
 def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Table "babiqa-mechanism" and figure "error-separation" of the paper."""
     (information,) = group.need("mi_tokens")
@@ -102,7 +107,8 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @per_setting(
-    "cost", "Measured cost",
+    "cost",
+    "Measured cost",
     f"Median seconds per answer, without the first {WARM_UP} answers, all depths of a run "
     "together: of each phase, and of all phases that a method needs: greedy answer (all methods); "
     "samples and NLI (Semantic Entropy); masked passes (Sem-ASMI); all of these except NLI, with "
@@ -111,7 +117,7 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     "Last column: seconds of masked passes one at a time (asmi.memory_budget=1), divided by those "
     "of batched ones, if both were run.",
     figure=figures.seconds,
-)  # fmt: skip
+)
 def cost(group: RunGroup) -> list[dict[str, Any]]:
     """Table "cost" of the paper and the phases of its appendix, a row per run."""
     rows = [row for run in group.runs if (row := _cost_of(run))]

@@ -8,7 +8,7 @@ import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.prr import PRR
-from lm_polygraph_asmi.report.item import Items, ReportItem, bare, frame
+from lm_polygraph_asmi.report.item import Items, ReportItem, bare, computed, frame
 from lm_polygraph_asmi.results.paper import (
     BENCHMARKS,
     MODELS,
@@ -33,12 +33,17 @@ def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> It
     """Every number of the paper that the tables of these items have, too."""
     known = [group for group in groups if all(paper_setting(group))]
     none = "no run has a model and data of the paper"
+    beside = partial(_beside, groups=known, tables={item.name: item for item in made})
     return frame(
-        "reproduction", "The paper's numbers beside these", read_published().itertuples(),
-        partial(_beside, groups=known, tables={item.name: item for item in made}), NOTES,
-        groups=known, digits=3, signed=("difference",),
+        "reproduction",
+        "The paper's numbers beside these",
+        computed(read_published().itertuples(), beside),
+        NOTES,
+        groups=known,
+        digits=3,
+        signed=("difference",),
         otherwise="the tables of this report have none of them" if known else none,
-    )  # fmt: skip
+    )
 
 
 def _beside(
@@ -82,10 +87,13 @@ def _places(number: Any, groups: Sequence[RunGroup]) -> list[RunGroup]:
     """Settings of the number's model and data, those of the paper's protocol and size first."""
     printed = number.model, number.dataset
     alike = [
-        group for group in groups
-        if all(not name or name == other
-               for name, other in zip(printed, paper_setting(group), strict=True))
-    ]  # fmt: skip
+        group
+        for group in groups
+        if all(
+            not name or name == other
+            for name, other in zip(printed, paper_setting(group), strict=True)
+        )
+    ]
     return sorted(alike, key=lambda g: (bool(departures(g)), abs(len(g) - _rows(number, g))))
 
 

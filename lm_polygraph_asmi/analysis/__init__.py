@@ -1,13 +1,15 @@
 """Statistics of scores, errors and tokens, on arrays: functions that need no models or files.
 
-Unless said otherwise, arrays are (n,), one finite value an answer. Scores, signals and
-uncertainties: higher = more uncertain; quality: higher = better; wrong: correctness labels, 1 or
-True = wrong. `answers` is a `Labelled`: labels and clusters, checked once, with the number and seed
-of resamples. Functions of several arrays raise ValueError for unequal lengths, no answer, values
-that are not finite, and labels other than 0 and 1.
+Arrays are (n,) with one finite value for each answer, unless a docstring says otherwise. For
+scores, signals and uncertainties, higher = more uncertain. For quality, higher = better. `wrong`
+holds correctness labels, where 1 or True = wrong. `answers` is a `Labelled`: labels and clusters,
+which are checked once, with the number and seed of resamples.
 
-`lm_polygraph_asmi.results` loads finished runs; `lm_polygraph_asmi.report` makes tables and figures
-from both.
+Functions of several arrays raise ValueError if lengths differ, if there is no answer, if a value is
+not finite, or if a label is neither 0 nor 1.
+
+`lm_polygraph_asmi.results` loads finished runs. `lm_polygraph_asmi.report` makes tables and figures
+of them with these functions.
 """
 
 from typing import TYPE_CHECKING

@@ -32,8 +32,8 @@ def method_seconds(seconds: Mapping[str, Sequence[float]]) -> dict[str, PhaseSec
     measured, or was measured for other or too few answers. Source: table "cost" of the paper.
 
     Args:
-        seconds: phase ("greedy", "samples", "nli", "asmi", "diversity") -> (n,) seconds of every
-            answer, in order of computation; summed over all depths of a run.
+        seconds: (n,) seconds of every answer for each phase ("greedy", "samples", "nli", "asmi",
+            "diversity"), in the order of computation. All depths of a run are summed.
 
     Example:
         >>> start = [30.0] * 10  # the first ten answers warm up
@@ -50,7 +50,7 @@ def method_seconds(seconds: Mapping[str, Sequence[float]]) -> dict[str, PhaseSec
 
 
 def phase_seconds(seconds: Mapping[str, Sequence[float]]) -> dict[str, PhaseSeconds]:
-    """Median seconds per phase, as in `method_seconds`; one with too few answers is left out.
+    """Median seconds per phase, as in `method_seconds`. A phase of too few answers is left out.
 
     Source: appendix "Measured Cost" of the paper.
 

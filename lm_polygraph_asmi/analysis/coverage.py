@@ -25,14 +25,15 @@ BANDS = {
 }
 """Percentiles of rank by MI_t, as in appendix "Top-K Coverage Analysis" of the paper."""
 TOP_K = (1, 8, 16, 32, 64, 128, 256)
-"""The K of the paper's analysis; runs save coverage at these."""
+"""The K of the paper's analysis. Runs save the coverage at these."""
 
 
 def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
-    """-m ln m in nats: the entropy a tail of mass at most m contributes as one bucket.
+    """Upper bound in nats of the entropy that a tail of mass at most m adds as one bucket.
 
-    Of any shape, and cut to [0, 1/e], where the bound is largest; ValueError for NaN. Source:
-    appendix "Top-K Coverage Analysis" of the paper (m = 0.045 gives 0.14).
+    It is -m ln m, with m cut to [0, 1/e], because -m ln m is largest at 1/e. `missing` is m, of any
+    shape; ValueError for NaN. Source: appendix "Top-K Coverage Analysis" of the paper (m = 0.045
+    gives 0.14).
 
     Example:
         >>> tail_entropy_bound([0.045, 1.0]).round(2).tolist()  # nats; never above 1/e
@@ -77,13 +78,14 @@ def coverage_intervals(
     coverage: Sequence[np.ndarray],
     answers: Clustered,
 ) -> dict[str, np.ndarray]:
-    """Pointwise 95 % intervals of `coverage_by_band` over clusters, bands recut in each resample.
+    """Pointwise 95 % intervals of `coverage_by_band` over clusters.
 
-    Band of MI_t -> (2, k), low and high; NaN with fewer than two clusters. ValueError also for an
-    answer without a token.
+    Each resample cuts its own bands of tokens. Returns for each band the lower and the upper ends
+    (2, k), which are NaN with fewer than two clusters. ValueError also for an answer without a
+    token.
 
     Args:
-        information: n arrays (T,) of MI_t, nats; T may vary.
+        information: n arrays (T,) of MI_t, nats. T may vary.
         coverage: n arrays (T, k), mean over masks of the mass of the top K for k values of K.
 
     Example:

@@ -28,11 +28,11 @@ class DistinctSignal:
 
     Attributes:
         residual_auroc: error detection by the residual of a linear fit of the signal on the
-            controls; 0.5 = chance; below 0.5, the residual is higher for right answers.
+            controls. 0.5 = chance. Below 0.5, the residual is higher for right answers.
         incremental_auroc: AUROC with the signal minus AUROC without.
         likelihood_ratio: twice the gain in log-likelihood, in nats, over all rows.
-        p_value: of the ratio (chi squared, one degree of freedom). Nominal, as in the paper: it
-            takes rows as independent, so with clusters it is too small.
+        p_value: of the ratio (chi squared, one degree of freedom). It is nominal, as in the paper:
+            it takes rows as independent, so it is too small if there are clusters.
         errors: number of wrong answers.
     """
 
@@ -119,7 +119,7 @@ def likelihood_ratio_test(
 def residual_auroc(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -> Interval:
     """Error detection by what a linear model of the controls leaves of a signal.
 
-    Arguments and errors are those of `distinct_signal`; its attribute `residual_auroc` is this.
+    Arguments and errors are those of `distinct_signal`, whose result has this as an attribute.
     """
     values, table = answers.columns(signal=signal, controls=control_table(controls))
     if np.ptp(values) == 0:
@@ -171,4 +171,4 @@ AGGREGATIONS: dict[str, Callable[[np.ndarray], float]] = {
     ),
     "max": lambda tokens: float(np.max(tokens)),
 }
-"""Aggregations of token scores (T,) to an answer's score; the paper uses the mean."""
+"""Aggregations of token scores (T,) to an answer's score. The paper uses the mean."""

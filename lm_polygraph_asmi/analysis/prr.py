@@ -19,7 +19,7 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 
 
 class PRR(NamedTuple):
-    """A `normalised_prr` with its bootstrap standard error over examples; NaN where undefined."""
+    """A `normalised_prr` with its bootstrap standard error over answers. NaN: undefined."""
 
     value: float
     standard_error: float
@@ -106,10 +106,11 @@ def has_contrast(quality: ArrayLike) -> bool:
 def weighted_prr(
     scores: Sequence[ArrayLike], quality: ArrayLike, samples: Iterable[np.ndarray]
 ) -> np.ndarray:
-    """Normalised PRR of M scores on weightings of the same n rows.
+    """Normalised PRR of M scores on many samples of the same n rows.
 
-    (sum of b, M); NaN where all rows of a sample are equally good. `samples` are arrays (b, n) of
-    counts, such as `Labelled.draws` yields.
+    `samples` are arrays (b, n) of counts, such as `Labelled.draws` yields. The result has a row for
+    each sample of all arrays and a column for each score. It is NaN where all rows of a sample are
+    equally good.
     """
     qualities = finite(quality=quality)
     # PRR does not depend on the scale; on this one, a few errors are more than rounding.

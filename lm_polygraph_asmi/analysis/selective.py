@@ -2,7 +2,8 @@
 
 Source: sections "Deployment Payoff" and "The Confident-but-Fragile Split" of the paper and its
 appendix "Deployment Payoff: Full Analysis". In functions without `answers`, scores may be infinite,
-not NaN. MSP is LM-Polygraph's: higher = less confident; confident are answers up to its median.
+not NaN. MSP is that of LM-Polygraph, where higher = less confident. The confident answers are those
+up to its median.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
 
 
 def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
-    """(n,) error rate of the k least uncertain answers, k = 1 ... n; ties as their mean.
+    """(n,) error rate of the k least uncertain answers, k = 1 ... n. Ties count as their mean.
 
     Example:
         >>> risk_coverage([0.1, 0.2, 0.9], wrong=[0, 0, 1]).round(2).tolist()
@@ -81,7 +82,8 @@ class Quadrants:
     """Answers split at the medians of MSP and fragility.
 
     Attributes:
-        error_rate, count: (2, 2); rows: confident, unconfident by MSP; columns: robust, fragile.
+        error_rate, count: (2, 2). The rows are confident and unconfident answers by MSP, the
+            columns robust and fragile ones.
         gap: error rate of the confident-but-fragile minus that of the confident-robust.
     """
 
@@ -103,11 +105,11 @@ def _gap(counts: np.ndarray, high: np.ndarray, wrong: np.ndarray) -> np.ndarray:
 
 
 def confident_but_fragile(msp: ArrayLike, fragility: ArrayLike, answers: Labelled) -> Quadrants:
-    """Error rates by confidence and fragility; NaN in an empty quadrant.
+    """Error rates by confidence and fragility. NaN in an empty quadrant.
 
-    Medians are recomputed in every resample. A score at the median counts as confident or robust,
-    so with many ties the parts are not halves: see `Quadrants.count`. If the confident answers are
-    all right, or all wrong, the gap is undefined.
+    Medians are computed anew in every resample. A score at the median counts as confident or
+    robust, so with many ties the parts are not halves: see `Quadrants.count`. The gap is undefined
+    if the confident answers are all right, or all wrong.
     Source: figure "confident-fragile" of the paper.
 
     Args:
@@ -149,7 +151,7 @@ class TokenNull:
 
     Attributes:
         gap: share of tokens in wrong answers above the median token score, minus that below.
-        auroc: of token scores against the answer's label; 0.5 = chance.
+        auroc: of token scores against the answer's label. 0.5 = chance.
     """
 
     gap: Interval
@@ -157,11 +159,11 @@ class TokenNull:
 
 
 def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labelled) -> TokenNull:
-    """Token-level version of the confident-but-fragile gap; a token has its answer's label.
+    """The confident-but-fragile gap of tokens, where a token has the label of its answer.
 
-    `token_scores` are n arrays (T,) of u_t. NaN if all confident answers are right, or all wrong;
-    the gap also if all their tokens have the same score. ValueError also without a confident answer
-    that has a token.
+    `token_scores` are n arrays (T,) of u_t. Both statistics are NaN if all confident answers are
+    right, or all wrong. The gap is also NaN if all their tokens have the same score. ValueError
+    also if no confident answer has a token.
     Source: appendix "The Distinct-Signal Analysis" of the paper (no effect at the token level).
 
     Example:
@@ -202,9 +204,9 @@ class Filter:
     """Abstaining in the confident half by u_sem, compared with another score.
 
     Attributes:
-        confident: share of answers in the confident half; above 1/2 if many tie at the median.
-        coverage: share of all answers that the filter accepts: 0.25 in table "payoff" of the paper,
-            unless many tie at the median of MSP.
+        confident: share of answers in the confident half. It is above 1/2 if many answers tie at
+            the median of MSP.
+        coverage: share of all answers that the filter accepts. It is 0.25 unless many answers tie.
         confident_error: error rate of the confident half, without abstaining.
         by_fragility, by_other: error rate after the filter.
         difference: the first minus the second; negative = u_sem is the better filter.
@@ -281,8 +283,8 @@ def filter_curve(
 
     Args:
         by: (n,) score whose highest values are rejected.
-        abstain: (m,) shares of the confident half that are rejected, in [0, 1]; at least one answer
-            is left.
+        abstain: (m,) shares of the confident half that are rejected, in [0, 1]. At least one
+            answer is kept.
 
     Example:
         >>> msp, by, wrong = [0] * 4 + [1] * 4, [1, 2, 3, 4] + [0] * 4, [0, 0, 0, 1] + [1] * 4

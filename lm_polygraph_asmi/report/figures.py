@@ -24,7 +24,7 @@ from lm_polygraph_asmi.results.manifest import PHASES
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
 PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
-"""Okabe and Ito's palette for colour blindness; marks and line styles differ too."""
+"""Okabe and Ito's palette for colour blindness. Marks and line styles differ as well."""
 LINES = {"MSP": (GREEN, ":"), "entropy": (BLACK, "--"), "u_sem": (BLUE, "-")}
 DENSITY = ListedColormap(colormaps["Blues"](np.linspace(0.3, 1, 256)))
 """Blues without the lightest, which would hide single tokens."""
@@ -54,7 +54,7 @@ styled = _style()
 
 @styled
 def save(figure: Figure, path: str | Path, description: str = "") -> None:
-    """Write a figure; its suffix decides the file format. ValueError if that is unknown."""
+    """Write a figure in the format of the path's suffix. ValueError if that is unknown."""
     # Without the time, so that the same runs write the same files.
     metadata: dict[str, dict[str, Any]] = {
         ".png": {"Description": description},
@@ -105,7 +105,7 @@ def panel_title(ax: Axes, label: str) -> None:
     ax.set_title("\n".join(textwrap.fill(line, width) for line in lines))
 
 
-def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **settings: Any) -> None:
+def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **arguments: Any) -> None:
     """One legend of all panels, below them, where it covers nothing.
 
     `band`: label of the shaded area.
@@ -122,7 +122,7 @@ def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **setting
         loc="outside lower center",
         ncols=4,
         fontsize=6,
-        **settings,
+        **arguments,
     )
 
 
@@ -134,8 +134,8 @@ def panelled(
 ) -> Callable[[Callable[[Axes, Panel], str | None]], Callable[[Mapping[str, Panel]], Figure]]:
     """Make a function that draws one panel into one that draws a figure of panels by title.
 
-    What the function returns is added to its panel's title. `legend`: arguments of `panel_legend`,
-    if there shall be one.
+    What the function returns is added to its panel's title. If there are arguments of
+    `panel_legend`, the figure has a legend.
     """
 
     def declare(
@@ -208,15 +208,16 @@ def forest(
 
 
 DepthCurves = tuple[Sequence[float], Mapping[str, np.ndarray], np.ndarray, np.ndarray]
-"""Depths; PRR of each setting at them; its mean over settings, and the mean's 95 % band (2, D)."""
+"""The D depths; the PRR (D,) of each setting; its mean (D,) over settings; the mean's 95 % band
+(2, D)."""
 BAND = "95 % band"
 
 
 @panelled(3.4, 2.8, band=BAND)
 def depths(ax: Axes, curves: DepthCurves) -> None:
-    """PRR over depth, a panel per variant: the mean with its band, and the settings.
+    """PRR over depth, a panel per variant: the mean with its band, and each setting.
 
-    More than `MANY` settings are grey, for the table by method has them.
+    If there are more than `MANY` settings, they are grey: the table by method shows which is which.
     """
     relative_depths, groups, mean, band = curves
     percent = [100 * depth for depth in relative_depths]
@@ -241,7 +242,7 @@ def depths(ax: Axes, curves: DepthCurves) -> None:
 
 @panelled(2.6, 2.5)
 def quadrants(ax: Axes, split: Quadrants) -> str:
-    """Error rates by confidence and fragility; figure "confident-fragile" (a) of the paper."""
+    """Error rates by confidence and fragility: figure "confident-fragile" (a) of the paper."""
     ax.imshow(split.error_rate, cmap="Oranges", vmin=0, vmax=1)
     for (i, j), rate in np.ndenumerate(split.error_rate):
         shown = "–" if np.isnan(rate) else f"{rate:.0%}"
@@ -260,12 +261,12 @@ def quadrants(ax: Axes, split: Quadrants) -> str:
 
 
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""(n,) positions; (n,) error rates at them; their pointwise 95 % band (2, m) at m evenly spread
-positions."""
+"""Positions (n,), error rates at these (n,), and the pointwise 95 % band (2, m) of the error rates
+at m positions, which are evenly spread over the same range."""
 
 
 def _error_curves(ax: Axes, curves: Mapping[str, Curve], label: str = "{}") -> None:
-    """Error rates by signal; `label` has a place for the signal's name."""
+    """Error rates by signal. `label` has a place for the signal's name."""
     highest = 0.0
     for name, (x, errors, band) in curves.items():
         colour, style = LINES[name]
@@ -281,7 +282,7 @@ def _error_curves(ax: Axes, curves: Mapping[str, Curve], label: str = "{}") -> N
 
 @panelled(2.8, 2.4, band=BAND)
 def payoff(ax: Axes, curves: Mapping[str, Curve]) -> None:
-    """Error rate of accepted confident answers over abstention; figure "payoff" of the paper."""
+    """Error rate of accepted confident answers over abstention: figure "payoff" of the paper."""
     _error_curves(ax, curves, "by {}")
     ax.set(xlabel="abstained, % of the confident", ylabel="retained error")
 
@@ -315,7 +316,7 @@ def coverage(ax: Axes, bands: tuple[pd.DataFrame, Mapping[str, np.ndarray]]) -> 
 
 @panelled(2.8, 2.4, columns=2)
 def violins(ax: Axes, scored: tuple[np.ndarray, np.ndarray]) -> None:
-    """(n,) scores and whether each answer is wrong; figure "error-separation" of the paper."""
+    """Scores (n,) of right and of wrong answers: figure "error-separation" of the paper."""
     scores, wrong = scored
     positive = scores[scores > 0]
     foot = np.quantile(positive, 0.01) if len(positive) else 1e-12
@@ -349,7 +350,7 @@ def violins(ax: Axes, scored: tuple[np.ndarray, np.ndarray]) -> None:
 
 @panelled(2.8, 2.6)
 def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
-    """MI_t and A_t of tokens, and their correlation; figure "mechanism" (a) of the paper."""
+    """MI_t and A_t of tokens, and their correlation: figure "mechanism" (a) of the paper."""
     mi, agreement, r = tokens
     foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
     hexagons = ax.hexbin(
@@ -375,7 +376,7 @@ def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
 
 @panelled(3.6, 3.2)
 def cosines(ax: Axes, candidates: tuple[np.ndarray, Sequence[str]]) -> None:
-    """Pairwise cosines of a token's top candidates; figure "mechanism" (b) of the paper."""
+    """Pairwise cosines of a token's top candidates: figure "mechanism" (b) of the paper."""
     matrix, texts = candidates
     image = ax.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
     names = [repr(text)[1:-1] for text in texts]
@@ -396,7 +397,7 @@ def cosines(ax: Axes, candidates: tuple[np.ndarray, Sequence[str]]) -> None:
 
 @styled
 def operating_point(table: pd.DataFrame, tolerated: int) -> Figure:
-    """Coverage and fidelity over p, of `plan_table`; figure "supp_fidelity" of the paper."""
+    """Coverage and fidelity over p, from `plan_table`: figure "supp_fidelity" of the paper."""
     rates, masks, feasible = table["p"], table["S"], table["admissible"]
     figure, (left, right) = grid(2, 3.6, 3.0)
     left.plot(rates, masks, color=BLUE)

@@ -20,12 +20,12 @@ SHORT = {
     "MonteCarloSequenceEntropy": "MC-SE", "MonteCarloNormalizedSequenceEntropy": "MC-NSE",
     "KernelLanguageEntropy": "KLE", "PTrueSampling": "P(True), samples", "PTrue": "P(True)",
 }  # fmt: skip
-"""Short names of LM-Polygraph's methods; a name that contains another comes first."""
+"""Short names of LM-Polygraph's methods. A name that contains another one comes before it."""
 BOLD, ITALIC = "font-weight: bold", "font-style: italic"
 
 
 class Marked(NamedTuple):
-    """The best value: bold, or italic if not significantly different from the next."""
+    """The best value. It is bold, or italic if not significantly different from the next best."""
 
     value: Any
     css: str
@@ -38,11 +38,18 @@ def leading(value: Any, ahead: Interval) -> Marked:
 
 @dataclass
 class ReportItem:
-    """One item of the report, computed from some settings (`groups`).
+    """One item of the report, computed from some settings.
 
-    Its table has raw values: floats, `Interval`, `PRR`, `Marked` and text, written with so many
-    `digits` after the point. Columns in `signed` are differences, written with their sign, and with
-    an asterisk if the interval excludes 0. `draw` makes the figure.
+    Attributes:
+        name: of its files.
+        groups: the settings.
+        table: raw values: numbers, `Interval`, `PRR`, `Marked` and text.
+        draw: makes the figure, if there is one.
+        notes: are printed below the table.
+        digits: after the decimal point.
+        signed: columns of differences. They are written with their sign, and with an asterisk if
+            the interval excludes 0.
+        resamples: of the intervals.
     """
 
     name: str
@@ -186,7 +193,10 @@ def frame(
 def per_setting(
     name: str, title: str, *notes: str, **shown: Any
 ) -> Callable[[Callable[[RunGroup], Made]], Callable[[Sequence[RunGroup]], Items]]:
-    """Make an item of a function that computes the rows of one setting; arguments of `frame`."""
+    """Make an item of a function that computes the rows of one setting.
+
+    The decorated function takes all settings and returns items. Arguments are those of `frame`.
+    """
 
     def declare(compute: Callable[[RunGroup], Made]) -> Callable[[Sequence[RunGroup]], Items]:
         kept = once(compute)
@@ -206,7 +216,7 @@ def bare(value: Any) -> Any:
 
 
 def text(value: Any, digits: int, signed: bool = False) -> str:
-    """One value of a table; a dash where it is undefined."""
+    """One value of a table as text. A dash: undefined."""
     value = bare(value)
     if isinstance(value, Interval | PRR):
         center, *ends = (text(number, digits, signed) for number in value)

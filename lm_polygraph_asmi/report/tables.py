@@ -18,7 +18,7 @@ from lm_polygraph_asmi.results.runs import MSP, Run
 
 
 def _answers(run: Run, metric: str) -> Labelled:
-    """The rows of `Run.finite`; without labels if the quality is on an unknown scale."""
+    """The answers of `Run.finite`. Without labels if the quality is not between 0 and 1."""
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric].to_numpy(dtype=float)
     labels = quality < RIGHT if on_scale(quality) else None
@@ -35,12 +35,18 @@ def prr_and_minus_msp(
 
 
 def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
-    """PRR per estimator, best first, for one quality metric of a run.
+    """PRR of each method for one quality metric of a run, the best first.
 
     Returns:
-        For each `method`: `prr` and its `standard_error` over answers; `minus_msp`, its difference
-        from the PRR of `MSP`, with a 95 % interval over clusters, `low` and `high`; `auroc` for
-        detecting wrong answers (quality below `RIGHT`). NaN: undefined.
+        Rows with the fields
+
+        - `method`
+        - `prr`, and its `standard_error` over answers
+        - `minus_msp`, the PRR minus that of `MSP`, and the ends `low` and `high` of its 95 %
+          interval over clusters
+        - `auroc` of detecting wrong answers, whose quality is below `RIGHT`
+
+        NaN: undefined.
     """
     scores = dict(run.scores[run.finite(metric)].items())
     answers = _answers(run, metric)
@@ -107,8 +113,8 @@ def about_quality(run: Run, metric: str) -> str:
     return "\n".join(lines)
 
 
-def settings_line(used: Mapping[str, Any]) -> str:
-    """A run's settings of ASMI at one depth."""
+def parameters_line(used: Mapping[str, Any]) -> str:
+    """The parameters of ASMI that a run used at one depth."""
     return (
         f"ASMI at depth {100 * used['depth']:g}%: {masked_layer(used)}, "
         f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
@@ -117,7 +123,7 @@ def settings_line(used: Mapping[str, Any]) -> str:
 
 
 def about_run(run: Run) -> str:
-    """How to read the tables of a run, and its settings."""
+    """How to read the tables of a run, and its parameters of ASMI."""
     lines = [
         "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. MSP: "
         "MaximumSequenceProbability. AUROC: 0.5 = chance. PRR gives the few most confident answers "
@@ -127,7 +133,7 @@ def about_run(run: Run) -> str:
     if empty is not None and empty.any():
         lines.append(f"Empty answers, which cannot be right: {empty.sum()} of {len(empty)}.")
     for used in run.settings():
-        lines.append(f"{settings_line(used)}, {used['attention']} attention.")
+        lines.append(f"{parameters_line(used)}, {used['attention']} attention.")
         if saved := run.at(used["depth"]):
             response = masking_response([row["mi"] for row in saved])
             lines.append(

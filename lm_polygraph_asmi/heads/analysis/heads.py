@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 SHUFFLES = 1000
 """Permutations of a token's divergences over masks, as in the paper."""
 FEWEST_MASKS = 100
-"""With fewer masks, a head's criticality is noise; the paper uses 300."""
+"""With fewer masks, a head's criticality is noise. The paper uses 300."""
 ROUNDING = 1e-12
 """Smaller differences of an index in [1/H, 1] count as equal."""
 
@@ -21,15 +21,15 @@ ROUNDING = 1e-12
 def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
     """How much further a prediction is from the ensemble mean under masks that ablate a head.
 
-    (T, H) nats: for every token, mean divergence over the masks that ablate head h minus that over
-    the masks that keep it, NaN without either; unbiased for the head's marginal effect if masks are
-    independent. Positive: without the head, the prediction diverges more. Source: equation
-    "criticality" of the paper.
+    (T, H) nats: for every token and head, the mean divergence over the masks that ablate the head
+    minus that over the masks that keep it. NaN if no mask ablates it, or none keeps it. Positive:
+    without the head, the prediction diverges more. If masks are independent, this is an unbiased
+    estimate of the head's marginal effect. Source: equation "criticality" of the paper.
 
     Args:
         kl: (S, T) divergence of each subnetwork from the ensemble mean, nats
             (`AnswerStatistics.kl`).
-        masks: (S, H), 1 = kept, a row per subnetwork, with repetitions.
+        masks: (S, H), 1 = kept. A mask that was drawn twice has two rows.
 
     Example:
         >>> masks = [[0, 1], [1, 0]]  # the first mask ablates head 0, the second head 1
@@ -43,10 +43,12 @@ def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
 def concentration(criticality: ArrayLike) -> np.ndarray:
     """Herfindahl index of the positive part of a profile over heads.
 
-    Sum of squares of the shares max(b_h, 0) / sum of max(b, 0), (...) of criticality (..., H): 1/H
-    if all heads are equal, 1 if one carries all, NaN if none is positive; NaN counts as no share.
-    Its inverse is an effective number of heads. Always compare it with its null: noise has about
-    ten effective heads for 32 heads and 300 masks.
+    The share of a head is max(b_h, 0) divided by the sum of these over heads, and the index is the
+    sum of the squared shares: an array (...) of criticality (..., H). It is 1/H if all heads are
+    equal, 1 if one head has all, and NaN if none is positive. A head with NaN has no share.
+
+    The inverse of the index is an effective number of heads. Always compare it with its null: noise
+    has about ten effective heads for 32 heads and 300 masks.
 
     Example:
         >>> concentration([1.0, 1.0, 0.0, 0.0]).item()  # two of four heads carry all
@@ -62,12 +64,13 @@ def concentration(criticality: ArrayLike) -> np.ndarray:
 
 
 class PermutationNull(NamedTuple):
-    """Observed concentration against divergences that are independent of masks: (T,), NaN where
-    undefined.
+    """Observed concentration beside that of divergences that are independent of the masks.
+
+    Arrays (T,), NaN where undefined.
 
     Attributes:
-        z: observed index minus mean of the null, divided by its standard deviation; higher = fewer
-            heads than noise. The null is skewed: beyond 1.96 is no test at 5 %.
+        z: observed index minus mean of the null, divided by the null's standard deviation. Higher =
+            fewer heads than noise. The null is skewed, so that z > 1.96 is no test at 5 %.
         effective_heads: 1 / observed index, see `concentration`.
         null_effective_heads: mean of 1 / index over the null.
     """
@@ -85,8 +88,8 @@ def permutation_null(kl: ArrayLike, masks: ArrayLike, seed: int) -> PermutationN
 
     Args:
         kl, masks: as in `head_criticality`, of one example.
-        seed: of the permutations; use the example's (`AnswerStatistics.mask_seed`), so that results
-            do not depend on the order of examples or on shards.
+        seed: of the permutations. Use that of the example's masks (`AnswerStatistics.mask_seed`),
+            so that results do not depend on the order of examples or on shards.
 
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
@@ -110,10 +113,10 @@ def permutation_null(kl: ArrayLike, masks: ArrayLike, seed: int) -> PermutationN
 
 
 def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Divergences minus each token's smallest, and which heads are kept.
+    """Divergences minus the smallest one of their token, and which heads are kept.
 
-    Criticality does not change if a constant is added to a token's divergences; without the
-    smallest, a constant token has criticality exactly 0.
+    A constant that is added to a token's divergences does not change criticality. With the smallest
+    one subtracted, a token of equal divergences has criticality exactly 0.
     """
     divergence, mask = np.asarray(kl, dtype=float), np.asarray(masks)
     shapes = f"got {divergence.shape} and {mask.shape}"
@@ -129,7 +132,7 @@ def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _contrasts(kept: np.ndarray) -> np.ndarray:
-    """(S, H) weights whose sum with divergences is a head's criticality; NaN where undefined."""
+    """(S, H) weights: criticality is the sum of divergences times these. NaN where undefined."""
     times = kept.sum(0)
     others = len(kept) - times
     weights = np.where(kept, -1 / np.maximum(times, 1), 1 / np.maximum(others, 1))

@@ -44,10 +44,11 @@ def dissected_depths(group: RunGroup) -> list[float]:
 
 @once
 def profiles(group: RunGroup, depth: float) -> pd.DataFrame:
-    """The tokens of a setting at a depth; takes seconds for a hundred answers.
+    """The tokens of a setting at a depth. It takes seconds for a hundred answers.
 
-    Columns: answer (row in use), mi and entropy of the unmasked model (nats), z, effective heads,
-    those of noise, and whether a token is in the high-MI stratum of those with z.
+    Columns: answer (number of the row in use), mi (nats), entropy of the unmasked model (nats), z,
+    heads (effective number), noise (the same of the null), and high: whether a token is in the
+    high-MI stratum of the tokens that have z.
     """
     run, saved = dissected(group, depth) or (None, [])
     if run is None or len(saved[0]["masks"]) < FEWEST_MASKS:
@@ -109,7 +110,7 @@ def coupled(group: RunGroup, depth: float, unit: str = "examples") -> Coupling:
 
 @once
 def sharpened(group: RunGroup, depth: float) -> Interval | None:
-    """Coupling at a depth minus that at the shallowest one analysed; None at that one."""
+    """Coupling at a depth minus that at the shallowest depth. None at the shallowest."""
     first = dissected_depths(group)[0]
     if depth == first:
         return None
@@ -120,7 +121,7 @@ def sharpened(group: RunGroup, depth: float) -> Interval | None:
 
 
 def at_all_depths(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, float]]:
-    """(setting, depth) for each depth with head data; for a setting without any, its own depth."""
+    """Each setting with each of its depths that have head data, else with its own depth."""
     return [(g, depth) for g in groups for depth in dissected_depths(g) or [g.depth]]
 
 

@@ -40,7 +40,10 @@ def probed(group: RunGroup) -> list[Probed]:
 
 
 def rates(probed: Probed, name: str) -> tuple[int, list[Interval]] | None:
-    """Tokens of one of `ROWS`, and their flip rates in percent for each k; None without tokens."""
+    """Number of tokens of one of `ROWS`, and their flip rate in percent for each k.
+
+    None if there is no such token.
+    """
     level, rule, _ = ROWS[name]
     chosen = probed.probe.groups[level]
     if not len(chosen):
@@ -51,7 +54,7 @@ def rates(probed: Probed, name: str) -> tuple[int, list[Interval]] | None:
 
 
 def causal_probe(groups: Sequence[RunGroup]) -> Items:
-    """Table "causal-flip" of the paper; also with random heads."""
+    """Table "causal-flip" of the paper, with random heads as a control."""
 
     def compute(group: RunGroup) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         rows, panels = [], {}
@@ -88,7 +91,7 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
 
 
 def _note(probed: Probed) -> str:
-    """Where heads were ablated, and tokens of which two predictions differ that could be one."""
+    """Where heads were ablated, and on how many tokens predictions differ without an ablation."""
     used, tokens = probed.probe.settings, probed.probe.tokens
     other = int((tokens["argmax"] != tokens["token"]).sum())
     changed = int((tokens["replayed"] != tokens["argmax"]).sum())

@@ -45,14 +45,17 @@ FAMILIES = {
     "KernelLanguageEntropy": "samples", "PTrue": "probing", "PTrueSampling": "probing",
     "RAUQ": "attention", "RAUQ (entropy)": "attention",
 }  # fmt: skip
-"""The paper's 17 baselines and their families; any other method is "other"."""
+"""The paper's 17 baselines and their families. Any other method is "other"."""
 ASMI_FAMILY = "head masks"
 SAMPLING = {m for m, family in FAMILIES.items() if family == "samples"} | {"PTrueSampling"}
 """Baselines that depend on the sampled answers."""
 
 
 def _families(groups: Sequence[RunGroup]) -> dict[str, str]:
-    """Method -> family, in the paper's order; other methods, then ASMI's variants by depth."""
+    """The family of each method.
+
+    The paper's baselines come first, in its order, then other methods, then ASMI's by depth.
+    """
     names = {method for group in groups for method in group.scores}
     asmi = {method: config.depth for group in groups for method, config in group.methods.items()}
     others = [m for group in groups for m in group.scores if m not in FAMILIES and m not in asmi]
@@ -137,7 +140,7 @@ def _by_method(
 
 
 def _marked(group: RunGroup) -> dict[str, Any]:
-    """PRR of a setting's methods; the highest is marked."""
+    """PRR of a setting's methods. The highest is marked."""
     by_method: dict[str, Any] = dict(_prr_and_minus_msp(group)[0])
     for first, second in _first_two(group):
         by_method[first] = leading(by_method[first], intervals_of(group)[1][first, second])
@@ -151,7 +154,10 @@ def _ranked(group: RunGroup, methods: Iterable[str]) -> list[str]:
 
 
 def _first_two(group: RunGroup) -> list[tuple[str, str]]:
-    """The pair of baselines or operating variants of highest PRR; none if there are fewer."""
+    """The two methods of highest PRR, as a pair, of baselines and operating variants.
+
+    An empty list if fewer have a defined PRR.
+    """
     ranked = _ranked(group, [*group.baselines, *group.variants.values()])
     return list(pairwise(ranked[:2]))
 
@@ -339,7 +345,7 @@ def depths(groups: Sequence[RunGroup]) -> Items:
 
 @once
 def _drawn_at_depths(group: RunGroup, *methods: str) -> np.ndarray:
-    """(B, D) PRR at every depth; settings with the same questions share their resamples."""
+    """(B, D) PRR at every depth. Settings with the same questions share their resamples."""
     return prr_draws([group.score(m) for m in methods], group.answers, RESAMPLES)
 
 

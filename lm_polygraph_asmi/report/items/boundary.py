@@ -20,7 +20,10 @@ from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_dep
 
 
 def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
-    """Pairs of rows of two settings with the same question, or answer, too: by id, else prompt."""
+    """Numbers of the rows of two settings that have the same question, and perhaps answer.
+
+    Questions are the same if their ids are, or their prompts where a setting has no ids.
+    """
     by_id = bool(first.ids and second.ids)
     first_keys, second_keys = (
         (group.ids if by_id else group.saved("input_texts")) or [] for group in (first, second)
@@ -87,7 +90,7 @@ def _twin_figure(table: pd.DataFrame) -> Figure:
 
 
 def boundary(groups: Sequence[RunGroup]) -> Items:
-    """Same questions with and without the passage; appendix "Boundary Deconfounds"."""
+    """The same questions with and without the passage: appendix "Boundary Deconfounds"."""
     notes = [
         "PRR on the questions of both runs, with the clusters of the open-book rows. Error rates "
         "differ between the two, so compare differences within a row."
@@ -110,11 +113,11 @@ def boundary(groups: Sequence[RunGroup]) -> Items:
 
 
 PairOfK = tuple[str, int, RunGroup, str, int, RunGroup, str]
-"""Symbol; smaller K, its setting and method; larger K, its setting and method."""
+"""The symbol, then K, setting and method of the smaller K, then the same of the larger K."""
 
 
 def truncation(groups: Sequence[RunGroup]) -> Items:
-    """The same masks with another K; appendix "Boundary Deconfounds", enlarged truncation."""
+    """The same masks with another K: appendix "Boundary Deconfounds", enlarged truncation."""
     pairs = [pair for symbol in ("Sem-ASMI", "ASMI") for pair in pairs_of_k(groups, symbol)]
     notes = [
         "Answers scored with both K; paired 95 % intervals over clusters. Token ρ: Spearman "
@@ -154,7 +157,10 @@ def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
 
 
 def _rows_of_k(pair: PairOfK) -> list[dict[str, Any]]:
-    """PRR of the larger K minus that of the smaller one and of MSP; none without common answers."""
+    """PRR of the larger K minus that of the smaller K, and minus that of MSP.
+
+    An empty list if no answer was scored with both K.
+    """
     symbol, first_k, first, first_method, second_k, second, second_method = pair
     every_row = [(i, i) for i in range(len(first))]
     pairs = every_row if first is second else pairs_of_rows(first, second, True)
@@ -186,9 +192,9 @@ def _rows_of_k(pair: PairOfK) -> list[dict[str, Any]]:
 
 
 def _token_correlation(*scored: tuple[RunGroup, str, Sequence[int]]) -> float | None:
-    """Rank correlation of MI_t over the tokens of two (setting, method, rows); None if not saved.
+    """Rank correlation of MI_t over the tokens of two (setting, method, rows).
 
-    Also None if the answers differ in length, or all values are equal.
+    None if MI_t was not saved, if the answers differ in length, or if all values are equal.
     """
     saved = [(group.mi_of(method), rows) for group, method, rows in scored]
     tokens = [np.concatenate([mi[i] for i in rows]) for mi, rows in saved if mi]

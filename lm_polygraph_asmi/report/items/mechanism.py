@@ -136,7 +136,7 @@ def cost(group: RunGroup) -> list[dict[str, Any]]:
 
 
 def _cost_of(run: Run) -> dict[str, Any] | None:
-    """Seconds and memory of a run; None without saved seconds."""
+    """Seconds and memory of a run. None if it saved no seconds."""
     seconds, used = seconds_by_phase(run.stats), run.settings()
     phases, methods = phase_seconds(seconds), method_seconds(seconds)
     if not phases:

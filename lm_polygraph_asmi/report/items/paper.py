@@ -49,7 +49,7 @@ def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> It
 def _beside(
     number: Any, groups: Sequence[RunGroup], tables: Mapping[str, ReportItem]
 ) -> dict[str, Any] | None:
-    """The row of a number; None if the tables lack it."""
+    """The row of one of the paper's numbers. None if the tables lack it."""
     item = tables.get(number.table)
     if item is None or (number.table == "depth_selection" and not _sixteen(item.groups)):
         return None
@@ -84,7 +84,7 @@ def _sixteen(groups: Sequence[RunGroup]) -> bool:
 
 
 def _places(number: Any, groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """Settings of the number's model and data, those of the paper's protocol and size first."""
+    """Settings of the number's model and data, in the order of how near they are to the paper."""
     printed = number.model, number.dataset
     alike = [
         group
@@ -98,13 +98,13 @@ def _places(number: Any, groups: Sequence[RunGroup]) -> list[RunGroup]:
 
 
 def _rows(number: Any, group: RunGroup) -> int:
-    """Rows that a number of the paper is about; the n of a coverage counts tokens."""
+    """How many rows a number of the paper is about. The n of a coverage counts tokens instead."""
     whole = number.unit == "coverage" or pd.isna(number.n)
     return BENCHMARKS[paper_setting(group)[1]].rows if whole else int(number.n)
 
 
 def _value(number: Any, item: ReportItem, group: RunGroup) -> Any:
-    """The cell of a table that holds the same quantity; None without one."""
+    """The value of a table that is the same quantity. None if there is none."""
     table, column = item.table, number.column
     conditions = dict(part.split("=", 1) for part in number.row.split("; ") if part)
     if number.table == "benchmark":  # a column per setting
@@ -125,7 +125,7 @@ def _value(number: Any, item: ReportItem, group: RunGroup) -> Any:
 
 
 def _other_protocol(number: Any, group: RunGroup, tables: Mapping[str, ReportItem]) -> list[str]:
-    """What of a run is not the paper's protocol for this number."""
+    """What differs between a setting and the paper's protocol for this number."""
     reasons = departures(group)
     sizes = (_rows(number, group), BENCHMARKS[paper_setting(group)[1]].rows)
     # Up to rounding ("8K" on CoQA) and rows left out.

@@ -23,7 +23,10 @@ FEWEST = 10
 
 
 def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
-    """u_sem, and MSP and H (n, 2); raises Unavailable without one of them or without errors."""
+    """u_sem (n,), and the controls MSP and H (n, 2).
+
+    Raises Unavailable if one of them is missing, or if all answers are right or all wrong.
+    """
     group.need_errors()
     u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
     return u_sem, np.column_stack([msp, entropy])
@@ -51,7 +54,7 @@ def _distinct_figure(table: pd.DataFrame) -> Figure:
     signed=("incremental AUROC",),
 )
 def distinct(group: RunGroup) -> list[dict[str, Any]]:
-    """Table "app-distinct" of the paper; also other aggregations, raw MI, the kernel's share."""
+    """Table "app-distinct" of the paper, with other aggregations, raw MI and the kernel's share."""
     rows = []
     tests = _tests(group)
     if np.ptp(tests[0][2]) == 0:
@@ -134,7 +137,7 @@ def ensemble_mean(group: RunGroup) -> dict[str, Any]:
     digits=3,
 )
 def flags(group: RunGroup) -> dict[str, Any]:
-    """McNemar's test at a matched flag rate; appendix "The Distinct-Signal Analysis"."""
+    """McNemar's test at a matched flag rate: appendix "The Distinct-Signal Analysis"."""
     group.need_errors()
     u_sem, entropy = group.need("u_sem", "entropy")
     test = comparison.mcnemar(u_sem, entropy, group.wrong, int(group.wrong.sum()))

@@ -207,6 +207,18 @@ def forest(
     return figure
 
 
+def by_setting(
+    table: pd.DataFrame, columns: Mapping[str, str], label: str, chance: float = 0
+) -> Figure:
+    """`forest` of some columns of a table with a row per setting, by the title of their panel."""
+    panels = {
+        title: dict(zip(table["setting"], table[column], strict=True))
+        for title, column in columns.items()
+        if table[column].notna().any()
+    }
+    return forest(panels, label, chance=chance)
+
+
 DepthCurves = tuple[Sequence[float], Mapping[str, np.ndarray], np.ndarray, np.ndarray]
 """The D depths; the PRR (D,) of each setting; its mean (D,) over settings; the mean's 95 % band
 (2, D)."""

@@ -224,15 +224,6 @@ def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, 
     return prr_intervals(scores, group.answers, pairs)
 
 
-def _head_to_head_figure(table: pd.DataFrame) -> Figure:
-    panels = {
-        delta: dict(zip(table["setting"], table[delta], strict=True))
-        for delta in COMPARED
-        if table[delta].notna().any()
-    }
-    return figures.forest(panels, "ΔPRR, 95 % over clusters")
-
-
 @per_setting(
     "head_to_head",
     "Head-to-head: paired differences of PRR",
@@ -240,7 +231,11 @@ def _head_to_head_figure(table: pd.DataFrame) -> Figure:
     "an NLI model). Paired bootstrap of clusters; positive: ASMI is higher. Intervals are "
     "uncorrected. The best baseline (of those in the run) and the top variant are chosen on the "
     "same answers; intervals ignore that choice.",
-    figure=_head_to_head_figure,
+    figure=partial(
+        figures.by_setting,
+        columns=dict(zip(COMPARED, COMPARED, strict=True)),
+        label="ΔPRR, 95 % over clusters",
+    ),
     digits=3,
     signed=COMPARED,
     resamples=PRR_RESAMPLES,

@@ -1,12 +1,11 @@
 """Limits of the method: closed-book recall, and truncation to the top K tokens."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis.clusters import PRR_RESAMPLES
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
@@ -84,11 +83,6 @@ def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
     return rows
 
 
-def _twin_figure(table: pd.DataFrame) -> Figure:
-    panels = {"Sem-ASMI minus MSP": table.set_index("setting")["Sem-ASMI Δ MSP"].to_dict()}
-    return figures.forest(panels, "ΔPRR, 95 % over clusters")
-
-
 def boundary(groups: Sequence[RunGroup]) -> Items:
     """The same questions with and without the passage: appendix "Boundary Deconfounds"."""
     notes = [
@@ -103,7 +97,11 @@ def boundary(groups: Sequence[RunGroup]) -> Items:
         "Boundary: open against closed book",
         found,
         notes,
-        _twin_figure,
+        partial(
+            figures.by_setting,
+            columns={"Sem-ASMI minus MSP": "Sem-ASMI Δ MSP"},
+            label="ΔPRR, 95 % over clusters",
+        ),
         digits=3,
         signed=("Sem-ASMI Δ MSP",),
         resamples=PRR_RESAMPLES,

@@ -34,8 +34,8 @@ def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
 
 def _distinct_figure(table: pd.DataFrame) -> Figure:
     main = table[table["signal"] == "u_sem, mean"].drop_duplicates("setting")
-    panels = {"u_sem beyond MSP and H": main.set_index("setting")["residual AUROC"].to_dict()}
-    return figures.forest(panels, f"residual {AREA}", chance=0.5)
+    columns = {"u_sem beyond MSP and H": "residual AUROC"}
+    return figures.by_setting(main, columns, f"residual {AREA}", chance=0.5)
 
 
 @per_setting(

@@ -67,20 +67,21 @@ class ReportItem:
         """The notes, and the meaning of brackets and asterisks if the table has them."""
         values = map(bare, self.table.to_numpy().ravel())
         written = [value for value in values if isinstance(value, Interval | PRR)]
-        notes = list(self.notes)
-        if any(isinstance(value, PRR) for value in written):
-            notes.append("±: standard error, 1,000 resamples of answers.")
         small = [group.label for group in self.groups if group.answers.too_few]
-        if written and small:  # a figure may have intervals that the table has not
-            labels = ["All settings"] if len(small) == len(self.groups) else small
-            notes.append(f"Too small for reliable intervals: {'; '.join(labels)}. {FEW}")
-        if any(isinstance(value, Interval) and pd.notna(value.low) for value in written):
-            starred = "; asterisk: it excludes 0" if self.signed else ""
-            notes.append(
-                f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters unless "
-                f"stated otherwise{starred}."
-            )
-        return notes
+        labels = ["All settings"] if len(small) == len(self.groups) else small
+        star = "; asterisk: it excludes 0" if self.signed else ""
+        explained = {
+            "±: standard error, 1,000 resamples of answers.": any(
+                isinstance(value, PRR) for value in written
+            ),
+            # A figure may have intervals that the table has not.
+            f"Too small for reliable intervals: {'; '.join(labels)}. {FEW}": written and small,
+            f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters unless stated "
+            f"otherwise{star}.": any(
+                isinstance(value, Interval) and pd.notna(value.low) for value in written
+            ),
+        }
+        return [*self.notes, *(note for note, holds in explained.items() if holds)]
 
     def shown(self) -> pd.DataFrame:
         """The table as text."""

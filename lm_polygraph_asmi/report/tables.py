@@ -91,26 +91,25 @@ def prr_table(run: Run, metric: str) -> Table:
 
 def about_quality(run: Run, metric: str) -> str:
     """Notes on a metric and its answers, to print below its table."""
-    finite, answers = run.finite(metric), _answers(run, metric)
-    lines = [f"{metric} is outside 0 to 1: which answers are right is unknown."]
-    if on_scale(answers.quality):
-        lines = [f"Right answers ({metric} at least {RIGHT}): {(~answers.wrong).mean():.0%}."]
-    if unlabelled := run.unlabelled(metric):
-        lines.append(f"Left out: {unlabelled}.")
-    if metric.startswith("Rouge"):
-        lines.append(
-            "Quality is ROUGE overlap with the gold answer: do not compare with AlignScore values."
-        )
-    if not finite.all():
-        lines.append(f"Left out: {(~finite).sum()} answers without a finite score or quality.")
-    if not has_contrast(answers.quality):
-        lines.append("All answers are equally good or bad: there are no errors to rank.")
-    lines.append(
-        f"Clusters (stories, passages or prompts), which intervals are over: {answers.n_clusters}."
-    )
-    if on_scale(answers.quality) and answers.too_few:
-        lines.append(FEW)
-    return "\n".join(lines)
+    answers, unlabelled = _answers(run, metric), run.unlabelled(metric)
+    labelled, left_out = on_scale(answers.quality), int((~run.finite(metric)).sum())
+    right = f"{metric} is outside 0 to 1: which answers are right is unknown."
+    if labelled:
+        right = f"Right answers ({metric} at least {RIGHT}): {(~answers.wrong).mean():.0%}."
+    clusters = "Clusters (stories, passages or prompts), which intervals are over"
+    rouge = "Quality is ROUGE overlap with the gold answer: do not compare with AlignScore values."
+    lines = {
+        right: True,
+        f"Left out: {unlabelled}.": unlabelled,
+        rouge: metric.startswith("Rouge"),
+        f"Left out: {left_out} answers without a finite score or quality.": left_out,
+        "All answers are equally good or bad: there are no errors to rank.": not has_contrast(
+            answers.quality
+        ),
+        f"{clusters}: {answers.n_clusters}.": True,
+        FEW: labelled and answers.too_few,
+    }
+    return "\n".join(line for line, holds in lines.items() if holds)
 
 
 def parameters_line(used: Mapping[str, Any]) -> str:

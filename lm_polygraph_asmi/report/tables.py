@@ -1,7 +1,7 @@
 """Tables of results in a terminal."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,13 +25,22 @@ def _answers(run: Run, metric: str) -> Labelled:
     return Labelled(labels, [run.cluster_keys[i] for i in np.flatnonzero(finite)], quality)
 
 
-def prr_and_minus_msp(
-    scores: Mapping[str, ArrayLike], answers: Labelled
-) -> tuple[dict[str, PRR], dict[str, Interval]]:
-    """PRR of every method, and how much higher it is than that of `MSP` (none without MSP)."""
+class MethodPRR(NamedTuple):
+    """The PRR of one method."""
+
+    prr: PRR  # with its standard error over answers
+    interval: Interval  # over clusters
+    minus_msp: Interval | None  # its difference from the PRR of MSP; None for MSP and without it
+
+
+def method_prrs(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, MethodPRR]:
+    """The PRR of every method, by name."""
     pairs = [(name, MSP) for name in scores if MSP in scores and name != MSP]
-    _, differences = prr_intervals(scores, answers, pairs)
-    return prrs_with_error(scores, answers), {name: differences[name, MSP] for name, _ in pairs}
+    intervals, differences = prr_intervals(scores, answers, pairs)
+    return {
+        name: MethodPRR(prr, intervals[name], differences.get((name, MSP)))
+        for name, prr in prrs_with_error(scores, answers).items()
+    }
 
 
 def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
@@ -50,24 +59,17 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     """
     scores = dict(run.scores[run.finite(metric)].items())
     answers = _answers(run, metric)
-    prrs, minus_msp = prr_and_minus_msp(scores, answers)
-    undefined = Interval(np.nan, np.nan, np.nan)
-    rows = []
-    for name, prr in prrs.items():
-        minus = minus_msp.get(name, undefined)
-        rows.append(
-            {
-                "method": name,
-                "prr": prr.value,
-                "standard_error": prr.standard_error,
-                "minus_msp": minus.value,
-                "low": minus.low,
-                "high": minus.high,
-                "auroc": auroc(scores[name], answers.wrong)
-                if on_scale(answers.quality)
-                else np.nan,
-            }
-        )
+    labelled, undefined = on_scale(answers.quality), Interval(np.nan, np.nan, np.nan)
+    rows = [
+        {
+            "method": name,
+            "prr": each.prr.value,
+            "standard_error": each.prr.standard_error,
+            **dict(zip(("minus_msp", "low", "high"), each.minus_msp or undefined, strict=True)),
+            "auroc": auroc(scores[name], answers.wrong) if labelled else np.nan,
+        }
+        for name, each in method_prrs(scores, answers).items()
+    ]
     return sorted(rows, key=lambda row: -9 if np.isnan(row["prr"]) else row["prr"], reverse=True)
 
 

@@ -17,7 +17,7 @@ from lm_polygraph_asmi.analysis.clusters import (
 )
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
-from lm_polygraph_asmi.analysis.prr import PRR, prr_draws
+from lm_polygraph_asmi.analysis.prr import prr_draws
 from lm_polygraph_asmi.analysis.right import says_nothing
 from lm_polygraph_asmi.analysis.stability import seed_stability
 from lm_polygraph_asmi.config import ASMIConfig
@@ -32,7 +32,7 @@ from lm_polygraph_asmi.report.item import (
     leading,
     per_setting,
 )
-from lm_polygraph_asmi.report.tables import prr_and_minus_msp
+from lm_polygraph_asmi.report.tables import MethodPRR, method_prrs
 from lm_polygraph_asmi.results.run_groups import SEMANTIC_ENTROPY, RunGroup, Unavailable, once
 from lm_polygraph_asmi.results.runs import MSP
 
@@ -80,7 +80,7 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
             "PRR of every method",
             groups,
             _by_method(groups, _marked),
-            _forest(groups, lambda group: intervals_of(group)[0], "PRR"),
+            _forest(groups, _intervals, "PRR"),
             notes,
         )
     ]
@@ -107,8 +107,13 @@ def minus_msp(groups: Sequence[RunGroup]) -> Items:
     ]
 
 
+def _intervals(group: RunGroup) -> dict[str, Interval]:
+    return {method: found.interval for method, found in prrs_of(group).items()}
+
+
 def _minus_msp(group: RunGroup) -> dict[str, Interval]:
-    return _prr_and_minus_msp(group)[1]
+    found = {method: each.minus_msp for method, each in prrs_of(group).items()}
+    return {method: minus for method, minus in found.items() if minus is not None}
 
 
 def _forest(
@@ -124,8 +129,15 @@ def _forest(
 
 
 @once
-def _prr_and_minus_msp(group: RunGroup) -> tuple[dict[str, PRR], dict[str, Interval]]:
-    return prr_and_minus_msp({m: group.score(m) for m in group.scores}, group.answers)
+def prrs_of(group: RunGroup) -> dict[str, MethodPRR]:
+    """PRR of a setting's methods."""
+    return method_prrs({method: group.score(method) for method in group.scores}, group.answers)
+
+
+def _difference(group: RunGroup, first: str, second: str) -> Interval:
+    """PRR of the first method minus that of the second, on the same resamples."""
+    scores = {method: group.score(method) for method in (first, second)}
+    return prr_intervals(scores, group.answers, [(first, second)])[1][first, second]
 
 
 def _by_method(
@@ -141,15 +153,15 @@ def _by_method(
 
 def _marked(group: RunGroup) -> dict[str, Any]:
     """PRR of a setting's methods. The highest is marked."""
-    by_method: dict[str, Any] = dict(_prr_and_minus_msp(group)[0])
+    by_method: dict[str, Any] = {method: found.prr for method, found in prrs_of(group).items()}
     for first, second in _first_two(group):
-        by_method[first] = leading(by_method[first], intervals_of(group)[1][first, second])
+        by_method[first] = leading(by_method[first], _difference(group, first, second))
     return by_method
 
 
 def _ranked(group: RunGroup, methods: Iterable[str]) -> list[str]:
     """Methods with a defined PRR, the highest first."""
-    prr = {method: _prr_and_minus_msp(group)[0][method].value for method in methods}
+    prr = {method: prrs_of(group)[method].prr.value for method in methods}
     return sorted((m for m in prr if not np.isnan(prr[m])), key=lambda m: -prr[m])
 
 
@@ -197,7 +209,6 @@ COMPARED = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-
 """Columns of the head-to-head table, first minus second."""
 
 
-@once
 def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
     """The report's comparisons on a setting: name -> (first method, second method)."""
     top, *_ = [*_ranked(group, group.variants.values()), None]
@@ -214,14 +225,6 @@ def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
         for name, (first, second) in pairs.items()
         if first is not None and second is not None and {first, second} <= set(group.scores)
     }
-
-
-@once
-def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
-    """PRR intervals of a setting's methods, and its differences of PRR between other pairs."""
-    scores = {m: group.score(m) for m in group.scores}
-    pairs = [*compared_on(group).values(), *_first_two(group)]
-    return prr_intervals(scores, group.answers, pairs)
 
 
 @per_setting(
@@ -242,16 +245,15 @@ def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, 
 )
 def head_to_head(group: RunGroup) -> dict[str, Any]:
     """Table "h2h" of the paper: paired differences."""
-    intervals, paired = intervals_of(group)
-    pairs = compared_on(group)
+    pairs, prrs = compared_on(group), prrs_of(group)
     if "top Δ best baseline" not in pairs:
         raise Unavailable("no variant and baseline with a defined PRR")
     top, best = pairs["top Δ best baseline"]
     return {
         "setting": group.label,
-        "top variant": f"{top} ({intervals[top].value:.3f})",
-        "best baseline": f"{best} ({intervals[best].value:.3f})",
-        **{name: paired[pairs[name]] if name in pairs else None for name in COMPARED},
+        "top variant": f"{top} ({prrs[top].interval.value:.3f})",
+        "best baseline": f"{best} ({prrs[best].interval.value:.3f})",
+        **{name: _difference(group, *pairs[name]) if name in pairs else None for name in COMPARED},
     }
 
 

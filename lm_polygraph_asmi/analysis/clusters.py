@@ -273,12 +273,12 @@ class Clustered:
             yield chosen.astype(int).take(self.codes, axis=1)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)  # of clusters and of answers, for each of the paper's four data sets
 def _drawn(seed: int, clusters: int, number: int) -> np.ndarray:
     """(number, clusters) how often each cluster is in each resample.
 
-    The first of more resamples are the same. Kept for a few numbers of clusters, because settings
-    with the same questions have the same resamples.
+    The first of more resamples are the same. Settings with equally many clusters, such as those of
+    one data set with several models, share one array.
     """
     rng, at_once = np.random.default_rng(seed), max(1, ROWS_AT_ONCE // clusters)
     parts = (

@@ -1,5 +1,7 @@
 """Names of a package that are imported on first use, so that importing the package is quick."""
 
+import ast
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -25,3 +27,20 @@ def attach(
 
     public = sorted(module_of)
     return imported, lambda: list(public), public
+
+
+def attach_imports(
+    package: str,
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`attach` for the names that a package imports from its modules below `if TYPE_CHECKING`.
+
+    So type checkers and programs read the same list.
+    """
+    tree = ast.parse(inspect.getsource(sys.modules[package]))
+    blocks = (node for node in tree.body if isinstance(node, ast.If))
+    imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
+    names = {
+        str(node.module).removeprefix(f"{package}."): " ".join(alias.name for alias in node.names)
+        for node in imports
+    }
+    return attach(package, names)

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from os.path import commonprefix
 from typing import Any, NamedTuple, TypeVar
@@ -19,8 +19,13 @@ from lm_polygraph_asmi.validation import identity, same_text
 SEED = 20260711
 """Seed of all resampling, as in the paper."""
 RESAMPLES, PRR_RESAMPLES, CURVE_RESAMPLES, BAND_RESAMPLES = 2000, 10_000, 1000, 200
-"""Resamples of most statistics; of PRR, as in the paper; of curves and standard errors over
-answers; of pointwise bands."""
+"""Bootstrap resamples:
+
+- `RESAMPLES`: of every statistic that is not listed here
+- `PRR_RESAMPLES`: of PRR and its differences, as in the paper
+- `CURVE_RESAMPLES`: of standard errors over answers
+- `BAND_RESAMPLES`: of pointwise bands
+"""
 SHARED = 80
 """Least number of shared characters that count as a passage."""
 SHARED_TEXTS = (
@@ -41,7 +46,7 @@ ROWS_AT_ONCE = 2**16
 
 
 class Interval(NamedTuple):
-    """A value with the ends, low and high, of its 95 % interval; NaN where undefined."""
+    """A value with the lower and upper end of its 95 % interval. NaN: undefined."""
 
     value: float
     low: float
@@ -51,14 +56,14 @@ class Interval(NamedTuple):
         return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
 
     def excludes(self, value: float) -> bool:
-        """Whether the interval is on one side of `value`; False if undefined."""
+        """Whether `value` is outside the interval. False if the interval is undefined."""
         return self.low > value or self.high < value
 
 
 def _numbers(
     column: dict[str, ArrayLike], excluded: Callable[[np.ndarray], np.ndarray], problem: str
 ) -> np.ndarray:
-    """The values of a column by its name; ValueError if some are `excluded`."""
+    """The one column as numbers. ValueError with the problem if some are `excluded`."""
     ((name, values),) = column.items()
     try:
         numbers = np.asarray(values, dtype=float)
@@ -121,7 +126,10 @@ def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> None:
 
 
 def cluster_codes(clusters: Sequence[Any]) -> np.ndarray:
-    """(n,) number of each row's cluster, from 0, in the order of the keys; see `identity`."""
+    """(n,) number of each row's cluster: 0 for the first of the sorted keys, and so on.
+
+    Two keys are the same cluster if their `identity` is.
+    """
     keys = []
     for row, cluster in enumerate(clusters):
         try:
@@ -158,11 +166,12 @@ def cluster_key(text: Any) -> str:
 
 
 def text_clusters(prompts: Sequence[str]) -> list[str]:
-    r"""Cluster keys (n,) from prompts, for rows that have none of their own; the one rule for them.
+    r"""Cluster keys (n,) from prompts, for rows that have no keys of their own.
 
-    In the benchmarks' formats, those of the paper (appendix "Head-to-Head Significance"): CoQA's
-    story, SQuAD's passage, else the whole prompt. Others share one if over half of the longer is a
-    common start; a start common to all prompts is ignored as instruction.
+    If all prompts have the format of one of the paper's benchmarks, keys are those of the paper
+    (appendix "Head-to-Head Significance"): CoQA's story, SQuAD's passage, else the whole prompt.
+    Otherwise two prompts are in one cluster if they start with the same text and this is more than
+    half of the longer prompt. A start that all prompts have is taken as an instruction and ignored.
 
     Example:
         >>> prompt = "\nStory: {}\n\nQuestion: {}".format
@@ -188,20 +197,20 @@ Value = TypeVar("Value")
 
 
 class Clustered:
-    """n rows of whole clusters, such as answers on shared passages, and their resamples.
+    """n rows in clusters, such as answers on shared passages, and bootstrap resamples of these.
 
-    Statistics on one object share the resamples, which are drawn once.
+    Clusters are resampled whole. Statistics on one object share the resamples.
 
     Args:
-        clusters: (n,) key of each row; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters; None: each statistic's own, which is
-            10,000 for PRR, 1000 for curves and standard errors, 200 for bands, else 2000.
+        clusters: (n,) key of each row. Answers on one passage share a key.
+        resamples: number of resamples. None: each statistic has its own, which is 10,000 for PRR,
+            1000 for standard errors over answers, 200 for bands, else 2000.
         seed: of resamples, folds and other random choices.
 
     Attributes:
         codes: (n,) number of each row's cluster, from 0.
         n_clusters: number of clusters.
-        known: what is computed once, also for copies with another number of resamples; see `once`.
+        known: what `once` has computed. Copies with another number of resamples share it.
 
     Example:
         >>> counts = next(Clustered(["a", "a", "b"], resamples=100).draws())
@@ -223,7 +232,7 @@ class Clustered:
         return len(self.clusters)
 
     def columns(self, /, **named: ArrayLike) -> list[np.ndarray]:
-        """Columns as numbers, with a finite value (or row) for each answer; else ValueError."""
+        """The columns as numbers. ValueError unless each has a finite value for every answer."""
         check_rows(self.clusters, **named)
         return [np.asarray(column, dtype=float) for column in named.values()]
 
@@ -239,7 +248,7 @@ class Clustered:
         return Clustered([str(row) for row in range(len(self))], self.resamples, self.seed)
 
     def once(self, compute: Callable[..., Value], *columns: np.ndarray) -> Value:
-        """`compute(*columns)`; for the same columns, the value computed before."""
+        """`compute(*columns)`, computed once for the same columns."""
         key = compute, *((column.shape, column.tobytes()) for column in columns)
         if key not in self.known:
             self.known[key] = compute(*columns)
@@ -250,21 +259,36 @@ class Clustered:
         return default if self.resamples is None else self.resamples
 
     def draws(self, default: int = RESAMPLES) -> Iterator[np.ndarray]:
-        """How often each row is in each bootstrap resample of whole clusters.
+        """How often each answer is in each bootstrap resample of whole clusters.
 
-        Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts;
-        each of `number(default)` rows in total is one resample.
+        A resample draws as many clusters as there are, with replacement. Yields some resamples at
+        a time, `number(default)` in all, as counts (b, n): a row for each resample.
         """
         number, total = self.number(default), self.n_clusters
         if len(self.known.get("drawn", ())) < number:
-            rng = np.random.default_rng(self.seed)  # the first of more resamples are the same
-            drawn = rng.multinomial(total, np.full(total, 1 / total), size=number)
-            # A byte each: no cluster of many is drawn more than 255 times.
-            self.known["drawn"] = drawn.astype(np.min_scalar_type(drawn.max()))
+            self.known["drawn"] = _drawn(self.seed, total, number)
         chunk = max(1, ROWS_AT_ONCE // len(self))
         for start in range(0, number, chunk):
             chosen = self.known["drawn"][start : min(start + chunk, number)]
             yield chosen.astype(int).take(self.codes, axis=1)
+
+
+@lru_cache(maxsize=8)  # of clusters and of answers, for each of the paper's four data sets
+def _drawn(seed: int, clusters: int, number: int) -> np.ndarray:
+    """(number, clusters) how often each cluster is in each resample.
+
+    The first of more resamples are the same. Settings with equally many clusters, such as those of
+    one data set with several models, share one array.
+    """
+    rng, at_once = np.random.default_rng(seed), max(1, ROWS_AT_ONCE // clusters)
+    parts = (
+        rng.multinomial(
+            clusters, np.full(clusters, 1 / clusters), size=min(at_once, number - start)
+        )
+        for start in range(0, number, at_once)
+    )
+    # Mostly a byte each: no cluster of many is drawn more than 255 times.
+    return np.concatenate([part.astype(np.min_scalar_type(part.max())) for part in parts])
 
 
 def bootstrap_values(
@@ -325,13 +349,14 @@ def wilson_interval(count: int, n: int) -> Interval:
 def cluster_interval(statistic: Callable[[np.ndarray], float], rows: Clustered) -> Interval:
     """Bootstrap interval of a statistic over whole clusters, wider if there are few.
 
-    To compare two methods, pass their difference as the statistic: both then share the resamples.
-    Ends are NaN with fewer than two clusters, or if the statistic is NaN in at least half of the
-    resamples; others of NaN are left out. Source: section "Main Results" of the paper
-    (cluster-respecting paired bootstrap, percentile 95 %); for few clusters, `percentiles`.
+    To compare two methods, pass their difference as the statistic, so that both share the
+    resamples. Resamples in which the statistic is NaN are left out. The ends are NaN with fewer
+    than two clusters, or if at least half of the resamples are NaN. Source: section "Main Results"
+    of the paper (cluster-respecting paired bootstrap, percentile 95 %). `percentiles` widens the
+    interval of few clusters.
 
     Args:
-        statistic: row numbers, which may repeat -> value; NaN where undefined.
+        statistic: function of row numbers, which may repeat. It returns NaN where it is undefined.
 
     Example:
         >>> wrong = np.repeat([0, 1] * 5, 4)  # four equal answers per story
@@ -366,7 +391,7 @@ class Medians:
         self.ranked = values[self.order]
 
     def __call__(self, counts: np.ndarray) -> np.ndarray:
-        """counts (b, n) -> (b,); NaN if no row was drawn."""
+        """(b,) median of each sample of counts (b, n). NaN if no row was drawn."""
         drawn = counts.take(self.order, axis=1).cumsum(1)
         total = drawn[:, -1:]
         lower = (drawn > (total - 1) // 2).argmax(1)
@@ -380,10 +405,10 @@ def cluster_band(
 ) -> np.ndarray:
     """Pointwise 95 % band of a curve, over whole clusters.
 
-    (2, points), low and high; NaN with fewer than two clusters.
+    (2, points): the lower and the upper ends. NaN with fewer than two clusters.
 
     Args:
-        curve: row numbers, which may repeat -> values (m,); m may vary.
+        curve: function of row numbers, which may repeat. It returns values (m,), where m may vary.
         points: number of points, evenly spaced from the curve's first value to its last.
 
     Example:

@@ -13,7 +13,6 @@ from lm_polygraph_asmi.analysis.clusters import (
     check_rows,
     ordered,
     percentile_interval,
-    tied_order,
 )
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_draws
@@ -26,9 +25,10 @@ def prr_intervals(
 ) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
     """PRR of every method, and PRR differences (first minus second), with 95 % intervals.
 
-    By method, and by pair of methods: a positive difference means that the first is better. NaN if
-    all answers are equally good, bounds also with fewer than two clusters. All methods share the
-    resamples, so that common variation cancels in a difference.
+    Returns the PRR by method, and the difference by pair of methods. A positive difference means
+    that the first is better. All methods share the resamples, so that common variation cancels in a
+    difference. All are NaN if all answers are equally good. The ends of intervals are NaN with
+    fewer than two clusters.
     Source: appendix "Head-to-Head Significance" of the paper (B = 10,000).
 
     Example:
@@ -56,9 +56,9 @@ def prr_intervals(
 
 
 def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
-    """Probability that a wrong answer scores higher than a right one; ties count half.
+    """Probability that a wrong answer scores higher than a right one. Ties count half.
 
-    1 = all errors score highest, 0.5 = chance; NaN without wrong or without right answers. A score
+    1 = all errors score highest, 0.5 = chance. NaN without wrong or without right answers. A score
     may be infinite, not NaN.
 
     Example:
@@ -82,28 +82,28 @@ class BootstrapAUROC:
     """`auroc` of one score on many resamples of the same rows."""
 
     def __init__(self, score: np.ndarray, wrong: np.ndarray) -> None:
-        self.order, self.starts = tied_order(score)
-        self.wrong = wrong[self.order]
+        right = np.flatnonzero(~wrong)
+        self.right, self.errors = right[score[right].argsort()], np.flatnonzero(wrong)
+        ranked, of_errors = score[self.right], score[self.errors]
+        self.below = ranked.searchsorted(of_errors, "left")
+        self.up_to = ranked.searchsorted(of_errors, "right")
 
     def __call__(self, counts: np.ndarray) -> np.ndarray:
-        """counts (b, n) -> (b,); NaN without wrong or without right answers."""
-        drawn = counts.take(self.order, axis=1)
-        errors = drawn * self.wrong
-        right = drawn - errors
-        if len(self.starts) < len(self.order):
-            errors = np.add.reduceat(errors, self.starts, axis=1)
-            right = np.add.reduceat(right, self.starts, axis=1)
+        """(b,) AUROC of samples with counts (b, n). NaN without wrong or without right answers."""
+        right = np.zeros((len(counts), len(self.right) + 1), dtype=int)
+        counts.take(self.right, axis=1).cumsum(1, out=right[:, 1:])
+        errors = counts.take(self.errors, axis=1)
         # Twice the right answers below each error, once those with the same score: integers.
-        below = 2 * right.cumsum(1) - right
-        pairs = 2 * errors.sum(1) * right.sum(1)
+        below = right.take(self.below, axis=1) + right.take(self.up_to, axis=1)
+        pairs = 2 * errors.sum(1) * right[:, -1]
         in_order = np.einsum("bg,bg->b", errors, below)
         return np.divide(in_order, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
 
 
 def auroc_interval(score: ArrayLike, answers: Labelled) -> Interval:
-    """Error-detection AUROC with its interval over clusters; 1 = perfect, 0.5 = chance.
+    """Error-detection AUROC with its interval over clusters. 1 = perfect, 0.5 = chance.
 
-    NaN without wrong or without right answers; bounds also with fewer than two clusters.
+    NaN without wrong or without right answers. The ends are NaN with fewer than two clusters, too.
 
     Example:
         >>> score, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10

@@ -28,10 +28,11 @@ BANDS = {
 
 
 def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
-    """-m ln m in nats: the entropy a tail of mass at most m contributes as one bucket.
+    """Upper bound in nats of the entropy that a tail of mass at most m adds as one bucket.
 
-    Of any shape, and cut to [0, 1/e], where the bound is largest; ValueError for NaN. Source:
-    appendix "Top-K Coverage Analysis" of the paper (m = 0.045 gives 0.14).
+    It is -m ln m, with m cut to [0, 1/e], because -m ln m is largest at 1/e. `missing` is m, of any
+    shape; ValueError for NaN. Source: appendix "Top-K Coverage Analysis" of the paper (m = 0.045
+    gives 0.14).
 
     Example:
         >>> tail_entropy_bound([0.045, 1.0]).round(2).tolist()  # nats; never above 1/e
@@ -41,36 +42,31 @@ def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
     return -mass * np.log(np.where(mass > 0, mass, 1))
 
 
-def coverage_by_band(
-    information: ArrayLike, coverage: ArrayLike, top_k: Sequence[int] = TOP_K
-) -> "pd.DataFrame":
+def coverage_by_band(information: ArrayLike, coverage: ArrayLike) -> "pd.DataFrame":
     """Mean mass of the top K in three bands of MI_t, and the bound for the tail at K = 64.
 
-    A row per band and one for all tokens; columns n, one per K, "tail entropy bound" (nats). Bands
-    are cut by rank. A band that cuts through tokens of equal MI_t uses their mean, so that with
-    many zeros the low and the mid band are equal.
+    The table has a row for each band and one for all tokens. Its columns are n, each of `TOP_K`,
+    and "tail entropy bound" (nats). Bands are cut by rank. A band that cuts through tokens of equal
+    MI_t uses their mean, so that with many zeros the low and the mid band are equal.
 
     Args:
         information: (N,) MI_t of all tokens, nats.
-        coverage: (N, len(top_k)) mean over masks of the mass of the top K.
-        top_k: the K, 64 among them, or else a KeyError.
+        coverage: (N, len(TOP_K)) mean over masks of the mass of the top K.
 
     Example:
-        >>> table = coverage_by_band(list(range(10)), [[1.0]] * 9 + [[0.9]], top_k=[64])
+        >>> table = coverage_by_band(list(range(10)), [[1.0] * 7] * 9 + [[0.9] * 7])
         >>> table[64].round(2).tolist()  # low, mid, high MI; all tokens
         [1.0, 1.0, 0.9, 0.99]
     """
     import pandas as pd  # scoring reads `TOP_K` without it
 
     information, coverage = np.asarray(information, dtype=float), np.asarray(coverage, dtype=float)
-    if coverage.shape != (len(information), len(top_k)):
-        raise ValueError(
-            f"coverage must have shape ({len(information)}, {len(top_k)}), got {coverage.shape}"
-        )
+    if coverage.shape != (expected := (len(information), len(TOP_K))):
+        raise ValueError(f"coverage must have shape {expected}, got {coverage.shape}")
     if not len(information) or not np.isfinite(information).all():
         raise ValueError("expected finite MI_t of at least one token")
     rows = _band_means(information, coverage, np.ones((1, len(information))))[0]
-    table = pd.DataFrame(rows, index=[*BANDS, "all tokens"], columns=list(top_k))
+    table = pd.DataFrame(rows, index=[*BANDS, "all tokens"], columns=list(TOP_K))
     table.insert(0, "n", np.diff(_ranks(np.array([len(information)])))[:, 0, 0])
     table["tail entropy bound"] = tail_entropy_bound(1 - table[64])
     return table
@@ -81,13 +77,14 @@ def coverage_intervals(
     coverage: Sequence[np.ndarray],
     answers: Clustered,
 ) -> dict[str, np.ndarray]:
-    """Pointwise 95 % intervals of `coverage_by_band` over clusters, bands recut in each resample.
+    """Pointwise 95 % intervals of `coverage_by_band` over clusters.
 
-    Band of MI_t -> (2, k), low and high; NaN with fewer than two clusters. ValueError also for an
-    answer without a token.
+    Each resample cuts its own bands of tokens. Returns for each band the lower and the upper ends
+    (2, k), which are NaN with fewer than two clusters. ValueError also for an answer without a
+    token.
 
     Args:
-        information: n arrays (T,) of MI_t, nats; T may vary.
+        information: n arrays (T,) of MI_t, nats. T may vary.
         coverage: n arrays (T, k), mean over masks of the mass of the top K for k values of K.
 
     Example:

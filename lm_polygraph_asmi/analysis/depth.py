@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import SEED
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import normalised_prr, weighted_prr
 
 FEWEST_CLUSTERS = 6
 """Of a setting to be halved: they allow 20 different halves."""
+SPLITS = 1000
+"""Random splits into halves, as in the paper."""
 
 
 class Sweep(NamedTuple):
@@ -44,12 +45,10 @@ class DepthSelection:
     splits: int
 
 
-def depth_selection(
-    sweeps: Sequence[Sweep], splits: int = 1000, seed: int = SEED
-) -> DepthSelection:
+def depth_selection(sweeps: Sequence[Sweep]) -> DepthSelection:
     """Depth of the highest PRR averaged over settings, with a split-half test over clusters.
 
-    Every one of `splits` random splits halves each setting's clusters; PRR is normalised within
+    Each of `SPLITS` random splits halves the clusters of every setting. PRR is normalised within
     each half. Source: appendix "Full Benchmark and Depth Sweep" of the paper.
 
     Raises:
@@ -59,7 +58,7 @@ def depth_selection(
     Example:
         >>> scores = np.array([[0.5] * 12, [0.1, 0.9] * 6])  # the second depth ranks errors
         >>> sweep = Sweep(scores, Labelled([0, 1] * 6, [n // 2 for n in range(12)]))
-        >>> selection = depth_selection([sweep], splits=50)
+        >>> selection = depth_selection([sweep])
         >>> selection.chosen, selection.selected.tolist(), selection.mean_regret
         (1, [0.0, 1.0], 0.0)
     """
@@ -79,7 +78,7 @@ def depth_selection(
             "PRR is undefined in all settings: within each, all answers are equally good"
         )
     # Settings over the same clusters are split alike: no question is in both halves.
-    halves = np.array([_on_halves(s, splits, np.random.default_rng(seed)) for s in sweeps])
+    halves = np.array([_on_halves(sweep) for sweep in sweeps])
     # A setting with only equally good answers in a half is left out of that split, and a split
     # without any setting is left out.
     halves = halves[:, :, ~np.isnan(halves).all(axis=0).any(axis=(0, 2))]
@@ -91,12 +90,17 @@ def depth_selection(
     aggregate = np.nanmean(groups, axis=0)
     shares = np.bincount(selected, minlength=groups.shape[1]) / len(selected)
     return DepthSelection(
-        groups, aggregate, int(aggregate.argmax()), shares,
-        float(regret.mean()), float((regret == 0).mean()), len(selected),
-    )  # fmt: skip
+        groups=groups,
+        aggregate=aggregate,
+        chosen=int(aggregate.argmax()),
+        selected=shares,
+        mean_regret=float(regret.mean()),
+        no_regret=float((regret == 0).mean()),
+        splits=len(selected),
+    )
 
 
-def _on_halves(sweep: Sweep, splits: int, rng: np.random.Generator) -> np.ndarray:
+def _on_halves(sweep: Sweep) -> np.ndarray:
     """(2, splits, D) PRR on both halves of random splits."""
     codes, total = sweep.answers.codes, sweep.answers.n_clusters
     if total < FEWEST_CLUSTERS:
@@ -104,7 +108,8 @@ def _on_halves(sweep: Sweep, splits: int, rng: np.random.Generator) -> np.ndarra
             f"halving a setting needs at least {FEWEST_CLUSTERS} clusters, got {total}: use more "
             "rows"
         )
-    in_first = rng.permuted(np.tile(np.arange(total) < total // 2, (splits, 1)), axis=1)[:, codes]
+    rng = np.random.default_rng(sweep.answers.seed)
+    in_first = rng.permuted(np.tile(np.arange(total) < total // 2, (SPLITS, 1)), axis=1)[:, codes]
     halves = (half.astype(int) for half in (in_first, ~in_first))
     scores, quality = list(sweep.scores), sweep.answers.quality
     return np.array([weighted_prr(scores, quality, [half]) for half in halves])

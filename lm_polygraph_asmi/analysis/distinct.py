@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from scipy.special import expit
 from scipy.stats import chi2
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
 from lm_polygraph_asmi.analysis.clusters import Interval, control_table
 from lm_polygraph_asmi.analysis.comparison import auroc_difference, auroc_interval
@@ -29,11 +28,11 @@ class DistinctSignal:
 
     Attributes:
         residual_auroc: error detection by the residual of a linear fit of the signal on the
-            controls; 0.5 = chance; below 0.5, the residual is higher for right answers.
+            controls. 0.5 = chance. Below 0.5, the residual is higher for right answers.
         incremental_auroc: AUROC with the signal minus AUROC without.
         likelihood_ratio: twice the gain in log-likelihood, in nats, over all rows.
-        p_value: of the ratio (chi squared, one degree of freedom). Nominal, as in the paper: it
-            takes rows as independent, so with clusters it is too small.
+        p_value: of the ratio (chi squared, one degree of freedom). It is nominal, as in the paper:
+            it takes rows as independent, so it is too small if there are clusters.
         errors: number of wrong answers.
     """
 
@@ -70,38 +69,63 @@ def _fitted(features: np.ndarray, wrong: np.ndarray, rows: np.ndarray) -> np.nda
         return model.fit(known, wrong).decision_function(asked)
 
 
-def error_probability(features: ArrayLike, wrong: ArrayLike, folds: np.ndarray) -> np.ndarray:
-    """(n,) probability of error by a logistic model of features (n, m) of the other folds."""
-    features, wrong = np.asarray(features, dtype=float), np.asarray(wrong, dtype=bool)
-    chance = np.empty(len(wrong))
+def _out_of_fold(
+    fitted: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+    features: np.ndarray,
+    target: np.ndarray,
+    folds: np.ndarray,
+) -> np.ndarray:
+    """(n,) predictions for each fold of a model that is fitted on the others."""
+    predicted = np.empty(len(target))
     for fold in np.unique(folds):
         test = folds == fold
-        chance[test] = expit(_fitted(features[~test], wrong[~test], features[test]))
-    return chance
+        predicted[test] = fitted(features[~test], target[~test], features[test])
+    return predicted
 
 
-def residual(signal: ArrayLike, controls: ArrayLike, folds: np.ndarray) -> np.ndarray:
+def _linear(features: np.ndarray, target: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return LinearRegression().fit(features, target).predict(rows)
+
+
+def error_probability(features: np.ndarray, wrong: np.ndarray, folds: np.ndarray) -> np.ndarray:
+    """(n,) probability of error by a logistic model of features (n, m) of the other folds."""
+    return expit(_out_of_fold(_fitted, features, wrong, folds))
+
+
+def residual(signal: np.ndarray, controls: np.ndarray, folds: np.ndarray) -> np.ndarray:
     """(n,) residual of a linear model of the signal on the controls, fitted on the other folds."""
-    signal, controls = np.asarray(signal, dtype=float), np.asarray(controls, dtype=float)
-    predicted = cross_val_predict(LinearRegression(), controls, signal, cv=PredefinedSplit(folds))
+    predicted = _out_of_fold(_linear, controls, signal, folds)
     # For a linear function of the controls, rounding errors would be left and rank answers.
     return np.where(np.isclose(signal, predicted, rtol=DEPENDENT, atol=0), 0.0, signal - predicted)
 
 
-def likelihood_ratio_test(
-    controls: ArrayLike, signal: ArrayLike, wrong: ArrayLike
-) -> tuple[float, float]:
-    """Twice the gain in log-likelihood of a logistic model by the signal, and its p-value."""
-    controls = np.asarray(controls, dtype=float)
-    wrong = np.asarray(wrong, dtype=bool)
+def _loss(features: np.ndarray, wrong: np.ndarray) -> float:
+    """Negative log-likelihood of a logistic model that is fitted on all rows, nats."""
+    return np.logaddexp(0.0, np.where(wrong, -1, 1) * _fitted(features, wrong, features)).sum()
 
-    full = np.column_stack([controls, np.asarray(signal, dtype=float)])
-    less, more = (
-        np.logaddexp(0.0, np.where(wrong, -1, 1) * _fitted(table, wrong, table)).sum()
-        for table in (controls, full)
-    )
+
+def likelihood_ratio_test(
+    controls: np.ndarray, full: np.ndarray, answers: Labelled
+) -> tuple[float, float]:
+    """Twice the log-likelihood that a logistic model gains by the signal, and its p-value.
+
+    `controls` (n, m) are without the signal, `full` (n, m + 1) with it.
+    """
+    less, more = (answers.once(_loss, table, answers.wrong) for table in (controls, full))
     ratio = max(0.0, 2 * float(less - more))
     return ratio, float(chi2.sf(ratio, 1))
+
+
+def residual_auroc(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -> Interval:
+    """Error detection by what a linear model of the controls leaves of a signal.
+
+    Arguments and errors are those of `distinct_signal`, whose result has this as an attribute.
+    """
+    values, table = answers.columns(signal=signal, controls=control_table(controls))
+    if np.ptp(values) == 0:
+        raise ValueError("the signal is the same for all answers: there is nothing to test")
+    left = answers.once(residual, values, table, answers.folds())
+    return auroc_interval(left, answers)
 
 
 def distinct_signal(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -> DistinctSignal:
@@ -126,18 +150,16 @@ def distinct_signal(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -
         >>> distinct.detected, distinct.incremental_auroc.low > 0  # the control has no information
         (True, True)
     """
-    values, table = answers.columns(signal=signal, controls=control_table(controls))
-    if np.ptp(values) == 0:
-        raise ValueError("the signal is the same for all answers: there is nothing to test")
-    wrong, folds = answers.wrong, answers.folds()
+    detection = residual_auroc(signal, controls, answers)
+    values, table = answers.columns(signal=signal, controls=controls)
+    wrong, folds, both = answers.wrong, answers.folds(), np.column_stack([table, values])
     base, full = (
-        answers.once(error_probability, features, wrong, folds)
-        for features in (table, np.column_stack([table, values]))
+        answers.once(error_probability, features, wrong, folds) for features in (table, both)
     )
     return DistinctSignal(
-        auroc_interval(residual(values, table, folds), answers),
+        detection,
         auroc_difference(full, base, answers),
-        *likelihood_ratio_test(table, values, wrong),
+        *likelihood_ratio_test(table, both, answers),
         int(wrong.sum()),
     )
 
@@ -149,4 +171,4 @@ AGGREGATIONS: dict[str, Callable[[np.ndarray], float]] = {
     ),
     "max": lambda tokens: float(np.max(tokens)),
 }
-"""Aggregations of token scores (T,) to an answer's score; the paper uses the mean."""
+"""Aggregations of token scores (T,) to an answer's score. The paper uses the mean."""

@@ -9,8 +9,8 @@ from lm_polygraph_asmi.analysis.clusters import finite
 def free_features(log_likelihood: ArrayLike, entropy: ArrayLike, prompt_tokens: int) -> np.ndarray:
     """(11,) features of an answer that its pass without masks knows, in nats and tokens.
 
-    Of the log-likelihood the sum, mean, minimum, first and last; of the entropy the mean, sum,
-    maximum and first; the numbers of answer tokens and of prompt tokens.
+    In this order: sum, mean, minimum, first and last of the log-likelihood; mean, sum, maximum and
+    first of the entropy; number of answer tokens; number of prompt tokens.
 
     Args:
         log_likelihood, entropy: (T,) of the answer's tokens, the closing one included, nats.

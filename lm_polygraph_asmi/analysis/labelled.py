@@ -24,8 +24,8 @@ class Labelled(Clustered):
     Statistics on one object share the resamples of clusters, which are drawn once.
 
     Args:
-        wrong: (n,) correctness labels, 1 or True = wrong; None: only the quality is known.
-        quality: (n,), higher = better; None: 1 - wrong.
+        wrong: (n,) correctness labels, 1 or True = wrong. None: only the quality is known.
+        quality: (n,), higher = better. None: 1 - wrong.
         clusters, resamples, seed: as in `Clustered`.
 
     Example:
@@ -55,7 +55,7 @@ class Labelled(Clustered):
 
     @property
     def wrong(self) -> np.ndarray:
-        """(n,) whether each answer is wrong; ValueError if only the quality is known."""
+        """(n,) whether each answer is wrong. ValueError if only the quality is known."""
         if self._wrong is None:
             raise ValueError(
                 "these answers have no correctness labels: pass wrong, for example quality < 0.5"
@@ -69,7 +69,7 @@ class Labelled(Clustered):
 
     @property
     def too_few(self) -> bool:
-        """Whether there are too few clusters, errors or right answers for intervals; see `FEW`."""
+        """Whether clusters, wrong or right answers are so few that intervals fail as `FEW` says."""
         errors = int(self.wrong.sum())
         return self.n_clusters < FEW_CLUSTERS or min(errors, len(self) - errors) < FEW_ERRORS
 
@@ -83,8 +83,9 @@ class Labelled(Clustered):
         return Labelled(wrong, clusters, quality, self.resamples, self.seed)
 
     def folds(self) -> np.ndarray:
-        """(n,) fold of each answer, 0 to 4; a cluster is in one fold, errors are spread evenly.
+        """(n,) fold of each answer, 0 to 4.
 
+        All answers of a cluster are in one fold, and errors are spread evenly over the folds.
         ValueError unless every fold can have right and wrong answers.
         """
         fewest = min(len(set(self.codes[self.wrong == kind])) for kind in (False, True))

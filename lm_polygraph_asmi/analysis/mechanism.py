@@ -14,8 +14,10 @@ from lm_polygraph_asmi.analysis.comparison import auroc_interval
 from lm_polygraph_asmi.analysis.labelled import Labelled
 
 OVER_ROBUST = 0.005
-"""With a smaller mean MI_t, in nats, masking barely changes predictions. Between the paper's 0.002
-(Llama-2-7B on BabiQA, where ASMI fails) and 0.016 (Qwen3-4B there, where it works); not validated.
+"""If the mean MI_t is smaller, in nats, masking barely changes predictions.
+
+It is between the paper's 0.002 (Llama-2-7B on BabiQA, where ASMI fails) and 0.016 (Qwen3-4B on
+BabiQA, where it works), and was not validated.
 """
 
 
@@ -34,7 +36,7 @@ class MaskingResponse:
 
 
 def masking_response(information: Sequence[np.ndarray]) -> MaskingResponse:
-    """Masking response of answers, from n arrays (T,) of MI_t in nats; needs no labels.
+    """Masking response of answers, from n arrays (T,) of MI_t in nats. It needs no labels.
 
     Example:
         >>> response = masking_response([np.array([0.001, 0.003]), np.array([0.002])])  # 2 answers
@@ -49,10 +51,11 @@ def masking_response(information: Sequence[np.ndarray]) -> MaskingResponse:
 
 @dataclass(frozen=True)
 class ErrorSeparation:
-    """Disagreement in right and in wrong answers; source: table "babiqa-mechanism" of the paper.
+    """Disagreement in right and in wrong answers. Source: table "babiqa-mechanism" of the paper.
 
     Attributes:
-        right, wrong: mean MI_t over tokens of right, of wrong answers, nats; NaN without.
+        right, wrong: mean MI_t over the tokens of right and of wrong answers, in nats. NaN if there
+            are no such answers.
         auroc: error detection by each score.
     """
 
@@ -66,7 +69,7 @@ def error_separation(
 ) -> ErrorSeparation:
     """Mean MI_t by correctness, and error-detection AUROC of `scores` with cluster intervals.
 
-    `information` are n arrays (T,) of MI_t, nats; T may vary.
+    `information` are n arrays (T,) of MI_t in nats, where T may vary.
 
     Example:
         >>> mi = [np.array([0.1, 0.1]), np.array([0.5]), np.array([0.1]), np.array([0.5])]
@@ -110,7 +113,7 @@ def votes(top_tokens: np.ndarray, tokens: ArrayLike) -> list[Vote]:
 
     Args:
         top_tokens: (S, T) id of the most likely token of each subnetwork.
-        tokens: (T,) ids of the answer's tokens; an IndexError if there are more.
+        tokens: (T,) ids of the answer's tokens. IndexError if there are more than in `top_tokens`.
 
     Example:
         >>> votes(np.array([[7], [7], [7], [2]]), tokens=[7])  # four masks, one token

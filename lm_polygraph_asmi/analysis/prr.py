@@ -19,44 +19,49 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 
 
 class PRR(NamedTuple):
-    """A `normalised_prr` with its bootstrap standard error over examples; NaN where undefined."""
+    """A `normalised_prr` with its bootstrap standard error over answers. NaN: undefined."""
 
     value: float
     standard_error: float
 
 
 class Rejection:
-    """One score's order of rejection, for many weightings of the same rows.
+    """Rows in the order in which one score rejects them, for many samples of these rows.
 
-    Rows with equal scores count as their mean, the average over all their orders: a constant score
-    then has the area of random rejection, whatever the order of the file. NaN, which would be
-    sorted as the most uncertain, is a ValueError.
+    Rows with equal scores count as their mean, which is the average over all their orders. So a
+    constant score has the area of random rejection, whatever the order of the file. NaN is a
+    ValueError, because it would be sorted as the most uncertain.
+
+    Args:
+        uncertainty: (n,) the score.
+        values: (n,) what is averaged over the rows that are kept: quality, or errors for a
+            risk-coverage curve.
     """
 
-    def __init__(self, uncertainty: ArrayLike) -> None:
+    def __init__(self, uncertainty: ArrayLike, values: np.ndarray) -> None:
         scores = ordered(uncertainty=uncertainty)
         if not scores.size:
             raise ValueError("expected at least one answer, got none")
+        if len(values) != len(scores):
+            raise ValueError(f"{len(scores)} scores for {len(values)} answers: one each")
         self.order, self.starts = tied_order(scores)
+        self.tied = len(self.starts) < len(self.order)
+        self.values = values[self.order]
+        self.falls = -np.diff(self.values, append=0)
 
-    def area(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """(b,) mean of `values` over the kept rows, averaged over all levels of rejection.
+    def area(self, counts: np.ndarray, total: np.ndarray) -> np.ndarray:
+        """(b,) mean value of the kept rows, averaged over all levels of rejection.
 
         Args:
-            values: (n,) quality, or errors for a risk-coverage curve.
             counts: (b, n) how often each row is in each of b samples.
+            total: (b,) sum of the values of each sample.
         """
-        if len(values) != len(self.order):
-            raise ValueError(f"{len(self.order)} scores for {len(values)} answers: one each")
-        count, mean = counts.take(self.order, axis=1), values[self.order]
-        groups = len(self.starts) < len(self.order)
-        if groups:
+        count, mean = counts.take(self.order, axis=1), self.values
+        if self.tied:
             summed = np.add.reduceat(count * mean, self.starts, axis=1)
             count = np.add.reduceat(count, self.starts, axis=1)
             mean = np.divide(summed, count, out=np.zeros_like(summed), where=count > 0)
             total = summed.sum(1)  # a single group's own sum: its area is exactly that of chance
-        else:
-            total = counts @ values
         kept = count.cumsum(1)
         number = kept[:, -1]
         # The row at place i is kept at levels i to n, so it adds its value times H_n - H_(i - 1),
@@ -65,21 +70,21 @@ class Rejection:
         skipped = _sums_of_harmonics(int(number.max()).bit_length()).take(kept)
         lost = (
             np.einsum("bg,bg->b", mean, np.diff(skipped, axis=1, prepend=0))
-            if groups
-            else skipped @ -np.diff(mean, append=0)  # the same, summed by parts
+            if self.tied
+            else skipped @ self.falls  # the same, summed by parts
         )
         return (total + (total / number * skipped[:, -1] - lost)) / number
 
-    def kept(self, values: np.ndarray, counts: np.ndarray, number: np.ndarray) -> np.ndarray:
-        """(b, m) mean of `values` over the least uncertain rows; `values`, `counts` as in `area`.
+    def kept(self, counts: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """(b, m) mean value of the least uncertain rows of each sample; `counts` as in `area`.
 
-        Their `number` (b, m), above 0 and up to all of a sample, may be fractional. If it cuts
-        through rows of equal scores, a part of each is kept.
+        `number` (b, m) of them are kept: above 0, at most all, and not necessarily whole. If this
+        cuts through rows of equal scores, a part of each is kept.
         """
         count = counts.take(self.order, axis=1)
         group, summed = np.zeros((2, len(counts), len(self.starts) + 1))
         np.add.reduceat(count, self.starts, axis=1).cumsum(1, out=group[:, 1:])
-        total = np.add.reduceat(count * values[self.order], self.starts, axis=1)
+        total = np.add.reduceat(count * self.values, self.starts, axis=1)
         total.cumsum(1, out=summed[:, 1:])
         rows = zip(number, group, summed, strict=True)
         return np.array([np.interp(*row) for row in rows]) / number
@@ -101,28 +106,31 @@ def has_contrast(quality: ArrayLike) -> bool:
 def weighted_prr(
     scores: Sequence[ArrayLike], quality: ArrayLike, samples: Iterable[np.ndarray]
 ) -> np.ndarray:
-    """Normalised PRR of M scores on weightings of the same n rows.
+    """Normalised PRR of M scores on many samples of the same n rows.
 
-    (sum of b, M); NaN where all rows of a sample are equally good. `samples` are arrays (b, n) of
-    counts, such as `Labelled.draws` yields.
+    `samples` are arrays (b, n) of counts, such as `Labelled.draws` yields. The result has a row for
+    each sample of all arrays and a column for each score. It is NaN where all rows of a sample are
+    equally good.
     """
     qualities = finite(quality=quality)
-    orders = [Rejection(score) for score in scores]
     # PRR does not depend on the scale; on this one, a few errors are more than rounding.
     contrast = has_contrast(qualities)
     if contrast:
         qualities = (qualities - qualities.min()) / np.ptp(qualities)
-    oracle = Rejection(-qualities)
-    ranked = qualities[oracle.order]
+    orders = [Rejection(score, qualities) for score in scores]
+    oracle = Rejection(-qualities, qualities)
+    ranked = oracle.values
     parts = []
     for sample in samples:
         pieces = min(len(sample), max(1, sample.size // ROWS_AT_ONCE))
         for counts in np.array_split(sample, pieces):
-            best, random = oracle.area(qualities, counts), counts @ qualities / counts.sum(1)
+            total = counts @ qualities
+            best, random = oracle.area(counts, total), total / counts.sum(1)
             present = counts.take(oracle.order, axis=1) > 0
             first, last = present.argmax(1), len(ranked) - 1 - present[:, ::-1].argmax(1)
             span = np.where(contrast & (ranked[first] > ranked[last]), best - random, np.nan)
-            parts.append(np.stack([(o.area(qualities, counts) - random) / span for o in orders], 1))
+            areas = [order.area(counts, total) for order in orders]
+            parts.append(np.stack([(area - random) / span for area in areas], 1))
     return np.concatenate(parts)
 
 

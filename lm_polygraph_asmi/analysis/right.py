@@ -36,5 +36,5 @@ def below_right(quality: float, right_from: float | None = None, name: str = "qu
 
 
 def says_nothing(texts: Sequence[str] | None) -> np.ndarray | None:
-    """(n,) whether an answer has no letter and no digit; None if texts were not saved."""
+    """(n,) whether an answer has no letter and no digit. None if texts were not saved."""
     return None if texts is None else np.array([not re.search(r"\w", text) for text in texts])

@@ -2,7 +2,8 @@
 
 Source: sections "Deployment Payoff" and "The Confident-but-Fragile Split" of the paper and its
 appendix "Deployment Payoff: Full Analysis". In functions without `answers`, scores may be infinite,
-not NaN. MSP is LM-Polygraph's: higher = less confident; confident are answers up to its median.
+not NaN. MSP is that of LM-Polygraph, where higher = less confident. The confident answers are those
+up to its median.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,11 @@ from lm_polygraph_asmi.analysis.distinct import error_probability
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import Rejection
 
+FILTERED = 0.5
+"""Share of the confident half on which the paper's filter abstains."""
+COVERAGES = (0.7, 0.8, 0.9)
+"""Shares of answers that the paper's global selector accepts."""
+
 
 def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
     """Area under the risk-coverage curve: error rate of the k accepted, averaged over k = 1 ... n.
@@ -36,24 +42,22 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
         True
     """
     errors = finite(wrong=wrong)
-    return float(Rejection(uncertainty).area(errors, np.ones((1, len(errors)), dtype=int))[0])
+    every = np.ones((1, len(errors)), dtype=int)
+    return float(Rejection(uncertainty, errors).area(every, every @ errors)[0])
 
 
 def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
-    """(n,) error rate of the k least uncertain answers, k = 1 ... n; ties as their mean.
+    """(n,) error rate of the k least uncertain answers, k = 1 ... n. Ties count as their mean.
 
     Example:
         >>> risk_coverage([0.1, 0.2, 0.9], wrong=[0, 0, 1]).round(2).tolist()
         [0.0, 0.0, 0.33]
     """
-    order = Rejection(uncertainty)
-    errors = finite(wrong=wrong)
-    if len(errors) != len(order.order):
-        raise ValueError(f"{len(order.order)} scores for {len(errors)} answers: one each")
-    errors = errors[order.order]
-    sizes = np.diff(np.r_[order.starts, len(errors)])
-    mean = np.repeat(np.add.reduceat(errors, order.starts) / sizes, sizes)
-    return mean.cumsum() / np.arange(1, len(errors) + 1)
+    order = Rejection(uncertainty, finite(wrong=wrong))
+    n = len(order.values)
+    sizes = np.diff(np.r_[order.starts, n])
+    mean = np.repeat(np.add.reduceat(order.values, order.starts) / sizes, sizes)
+    return mean.cumsum() / np.arange(1, n + 1)
 
 
 def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) -> float:
@@ -78,7 +82,8 @@ class Quadrants:
     """Answers split at the medians of MSP and fragility.
 
     Attributes:
-        error_rate, count: (2, 2); rows: confident, unconfident by MSP; columns: robust, fragile.
+        error_rate, count: (2, 2). The rows are confident and unconfident answers by MSP, the
+            columns robust and fragile ones.
         gap: error rate of the confident-but-fragile minus that of the confident-robust.
     """
 
@@ -100,11 +105,11 @@ def _gap(counts: np.ndarray, high: np.ndarray, wrong: np.ndarray) -> np.ndarray:
 
 
 def confident_but_fragile(msp: ArrayLike, fragility: ArrayLike, answers: Labelled) -> Quadrants:
-    """Error rates by confidence and fragility; NaN in an empty quadrant.
+    """Error rates by confidence and fragility. NaN in an empty quadrant.
 
-    Medians are recomputed in every resample. A score at the median counts as confident or robust,
-    so with many ties the parts are not halves: see `Quadrants.count`. If the confident answers are
-    all right, or all wrong, the gap is undefined.
+    Medians are computed anew in every resample. A score at the median counts as confident or
+    robust, so with many ties the parts are not halves: see `Quadrants.count`. The gap is undefined
+    if the confident answers are all right, or all wrong.
     Source: figure "confident-fragile" of the paper.
 
     Args:
@@ -146,7 +151,7 @@ class TokenNull:
 
     Attributes:
         gap: share of tokens in wrong answers above the median token score, minus that below.
-        auroc: of token scores against the answer's label; 0.5 = chance.
+        auroc: of token scores against the answer's label. 0.5 = chance.
     """
 
     gap: Interval
@@ -154,11 +159,11 @@ class TokenNull:
 
 
 def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labelled) -> TokenNull:
-    """Token-level version of the confident-but-fragile gap; a token has its answer's label.
+    """The confident-but-fragile gap of tokens, where a token has the label of its answer.
 
-    `token_scores` are n arrays (T,) of u_t. NaN if all confident answers are right, or all wrong;
-    the gap also if all their tokens have the same score. ValueError also without a confident answer
-    that has a token.
+    `token_scores` are n arrays (T,) of u_t. Both statistics are NaN if all confident answers are
+    right, or all wrong. The gap is also NaN if all their tokens have the same score. ValueError
+    also if no confident answer has a token.
     Source: appendix "The Distinct-Signal Analysis" of the paper (no effect at the token level).
 
     Example:
@@ -199,9 +204,9 @@ class Filter:
     """Abstaining in the confident half by u_sem, compared with another score.
 
     Attributes:
-        confident: share of answers in the confident half; above 1/2 if many tie at the median.
-        coverage: share of all answers that the filter accepts: 0.25 in table "payoff" of the paper,
-            unless many tie at the median of MSP.
+        confident: share of answers in the confident half. It is above 1/2 if many answers tie at
+            the median of MSP.
+        coverage: share of all answers that the filter accepts. It is 0.25 unless many answers tie.
         confident_error: error rate of the confident half, without abstaining.
         by_fragility, by_other: error rate after the filter.
         difference: the first minus the second; negative = u_sem is the better filter.
@@ -216,16 +221,11 @@ class Filter:
 
 
 def confident_filter(
-    msp: ArrayLike,
-    fragility: ArrayLike,
-    other: ArrayLike,
-    answers: Labelled,
-    abstain: float = 0.5,
+    msp: ArrayLike, fragility: ArrayLike, other: ArrayLike, answers: Labelled
 ) -> Filter:
-    """Error rate of the confident half after abstaining on it by fragility, and by another score.
+    """Error rate of the confident half after abstaining on half of it, by fragility or `other`.
 
-    `abstain` is the share of this half that is rejected, in [0, 1]. Source: table "payoff" of the
-    paper, with entropy as the other score.
+    Source: table "payoff" of the paper, with entropy as the other score.
 
     Example:
         >>> msp, fragility, other = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0.5] * 40
@@ -236,20 +236,20 @@ def confident_filter(
     """
     m, f, o = answers.columns(msp=msp, fragility=fragility, other=other)
     w = answers.wrong.astype(float)
-    median, by_fragility, by_other = Medians(m), Rejection(f), Rejection(o)
+    median, by_fragility, by_other = Medians(m), Rejection(f, w), Rejection(o, w)
 
     def difference(counts: np.ndarray) -> np.ndarray:
         half = counts * (m <= median(counts)[:, None])
-        number = np.maximum(1, np.round((1 - abstain) * half.sum(1, keepdims=True)))
-        return (by_fragility.kept(w, half, number) - by_other.kept(w, half, number))[:, 0]
+        number = np.maximum(1, np.round((1 - FILTERED) * half.sum(1, keepdims=True)))
+        return (by_fragility.kept(half, number) - by_other.kept(half, number))[:, 0]
 
     confident = int((m <= np.median(m)).sum())
     without, by_f, by_o = (
         _at(1 - share, _confident_risk(m, by, w))
-        for by, share in ((m, 0), (f, abstain), (o, abstain))
+        for by, share in ((m, 0), (f, FILTERED), (o, FILTERED))
     )
     interval = bootstrap_interval(by_f - by_o, difference, answers)
-    accepted = max(1, round((1 - abstain) * confident))
+    accepted = max(1, round((1 - FILTERED) * confident))
     return Filter(confident / len(m), accepted / len(m), without, by_f, by_o, interval)
 
 
@@ -265,10 +265,11 @@ def aurc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> I
     """
     first, second = answers.columns(first=first, second=second)
     errors = answers.wrong.astype(float)
-    a, b = Rejection(first), Rejection(second)
+    a, b = Rejection(first, errors), Rejection(second, errors)
 
     def difference(counts: np.ndarray) -> np.ndarray:
-        return a.area(errors, counts) - b.area(errors, counts)
+        total = counts @ errors
+        return a.area(counts, total) - b.area(counts, total)
 
     return bootstrap_interval(aurc(first, errors) - aurc(second, errors), difference, answers)
 
@@ -282,8 +283,8 @@ def filter_curve(
 
     Args:
         by: (n,) score whose highest values are rejected.
-        abstain: (m,) shares of the confident half that are rejected, in [0, 1]; at least one answer
-            is left.
+        abstain: (m,) shares of the confident half that are rejected, in [0, 1]. At least one
+            answer is kept.
 
     Example:
         >>> msp, by, wrong = [0] * 4 + [1] * 4, [1, 2, 3, 4] + [0] * 4, [0, 0, 0, 1] + [1] * 4
@@ -299,11 +300,11 @@ def global_selector(
     controls: ArrayLike,
     signal: ArrayLike,
     answers: Labelled,
-    coverages: Sequence[float] = (0.7, 0.8, 0.9),
 ) -> dict[float, tuple[float, float, Interval]]:
     """Error rate of answers accepted by a logistic selector, with and without the signal.
 
-    Out of fold: coverage, in [0, 1] -> error rate without the signal, with it, with minus without.
+    For each of `COVERAGES`: the error rate without the signal, the one with it, and the second
+    minus the first. The selector is fitted out of fold.
     Source: appendix "Deployment Payoff: Full Analysis" of the paper.
 
     Args:
@@ -317,8 +318,7 @@ def global_selector(
         >>> signal, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10
         >>> control = [[n % 7] for n in range(40)]
         >>> answers = Labelled(wrong, range(40), resamples=100)
-        >>> errors = global_selector(control, signal, answers, coverages=[0.75])
-        >>> without, with_signal, change = errors[0.75]
+        >>> without, with_signal, change = global_selector(control, signal, answers)[0.7]
         >>> without > 0.4 > with_signal, change.high < 0  # the control has no information on errors
         (True, True)
     """
@@ -328,12 +328,12 @@ def global_selector(
         answers.once(error_probability, features, answers.wrong, folds)
         for features in (controls, np.column_stack([controls, signal]))
     )
-    orders, by_coverage = (Rejection(full), Rejection(base)), {}
-    for coverage in coverages:
+    orders, by_coverage = (Rejection(full, wrong), Rejection(base, wrong)), {}
+    for coverage in COVERAGES:
 
         def difference(counts: np.ndarray, coverage: float = coverage) -> np.ndarray:
             number = np.maximum(1, np.round(coverage * counts.sum(1, keepdims=True)))
-            with_signal, without = (order.kept(wrong, counts, number)[:, 0] for order in orders)
+            with_signal, without = (order.kept(counts, number)[:, 0] for order in orders)
             return with_signal - without
 
         base_error, full_error = (retained_error(score, wrong, coverage) for score in (base, full))

@@ -27,7 +27,7 @@ class Stability(NamedTuple):
 
 
 def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
-    """Spearman correlation of two scores of the same answers; NaN if one is constant.
+    """Spearman correlation of two scores of the same answers. NaN if one is constant.
 
     A score may be infinite, not NaN.
 
@@ -46,10 +46,11 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
-    """PRR and ranking of one score over seeds of the masks; source: the paper's stability table.
+    """PRR and ranking of one score over seeds of the masks.
 
-    The scores (R, n) have a row per seed, of at least two; they may be infinite, not NaN. PRR is
-    NaN if all answers are equally good, the rank correlation if a seed's scores are constant.
+    The scores (R, n) have a row for each of at least two seeds. They may be infinite, not NaN. PRR
+    is NaN if all answers are equally good. The rank correlation is NaN if a seed's scores are
+    constant. Source: table "stability" of the paper.
 
     Example:
         >>> stability = seed_stability([[0.1, 0.2, 0.9], [0.9, 0.2, 0.1]], quality=[1.0, 1.0, 0.0])
@@ -62,6 +63,9 @@ def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
     prr = np.array([normalised_prr(row, quality) for row in scores])
     pairs = [rank_correlation(*pair) for pair in combinations(scores, 2)]
     return Stability(
-        float(prr.mean()), float(prr.std(ddof=1)), float(prr.min()), float(prr.max()),
+        float(prr.mean()),
+        float(prr.std(ddof=1)),
+        float(prr.min()),
+        float(prr.max()),
         float(np.mean(pairs)),
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
 """The paper's analysis of heads: criticality, coupling, the causal probe.
 
-Uses the core's subpackages; the core imports it only in `commands` and `report.items`.
+It imports other subpackages. Of these, only `commands` and `report.items` import it.
 """

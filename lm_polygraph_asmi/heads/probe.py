@@ -1,8 +1,8 @@
 """The causal probe: do predictions depend on their critical heads?
 
-Ablates the critical heads of tokens of a finished run, keeps all others, and compares the most
-likely token with and without the ablation. High-MI tokens flip under random masks by construction,
-so random heads are ablated too.
+The probe takes tokens of a finished run, ablates their critical heads, and compares the most likely
+token with and without the ablation. Tokens of high MI_t flip under random masks by construction, so
+random heads are ablated as a control.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,9 +41,10 @@ MASKS = 64
 SAME_MODEL, SAME_MODEL_16_BITS = 0.05, 0.2
 """Largest median difference of an answer's log-likelihoods from the saved ones, in nats.
 
-Another device sums in another order. SmolLM2-135M-Instruct, 24 answers of the demo: in bfloat16,
-SDPA in the place of eager attention moves the median of an answer by .01 nats, at most .06; other
-rows in the batch by .06 at most, float32 weights by .05. In float32 all stay below .0001.
+They differ a little because another device sums in another order. With SmolLM2-135M-Instruct on 24
+answers of the demo in bfloat16, the median of an answer differs by at most .06 with SDPA instead of
+eager attention (mostly .01), by .06 with other rows in the batch, and by .05 with float32 weights.
+If all is in float32, it differs by less than .0001.
 """
 
 
@@ -74,7 +75,7 @@ class Answer(NamedTuple):
 
 
 def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
-    """All answers of a run; ValueError unless its prompts are as many tokens as in the run."""
+    """All answers of a run. ValueError unless prompts have as many tokens as in the run."""
     names = ("input_texts", "asmi_tokens", "asmi_prompt_length", "asmi_log_likelihood")
     if missing := run.lacks(names):
         raise ValueError(f"{run.path} lacks {', '.join(missing)}: expected a run of ASMI")
@@ -117,14 +118,16 @@ def probe_tokens(
     seed: int = 0,
     progress: Callable[[list[Any]], Iterable[Any]] = iter,
 ) -> dict[str, Any]:
-    """Content of a probe's file (`heads.probe_file`); ValueError if it is another model.
+    """Content of a probe's file (`heads.probe_file`). ValueError if it is not the run's model.
 
     Args:
-        model, answers: the run's.
-        used: settings of ASMI in the run; the ablation changes what its masks changed.
+        model, answers: those of the run.
+        used: parameters of ASMI in the run. Heads are ablated at the layer and positions of its
+            masks.
         tokens: from `tokens_of`.
-        count, draws, seed: tokens per group; draws of random heads, and their seed.
-        progress: is told the examples and passes them on.
+        count: tokens of high MI_t, and of low MI_t.
+        draws, seed: draws of random heads for each token, and their seed.
+        progress: gets the list of answers and yields them.
     """
     numbers = [k for k in NUMBERS if k <= used["num_heads"]]
     groups = dict(zip(("high", "low"), extremes(tokens["mi"], count), strict=True))
@@ -158,18 +161,19 @@ def probe_tokens(
             name: np.searchsorted(chosen.index, places).tolist() for name, places in groups.items()
         },
         "predicted": {
-            "critical": predicted[..., 0].tolist(), "random": predicted[..., 1:].tolist()
+            "critical": predicted[..., 0].tolist(),
+            "random": predicted[..., 1:].tolist(),
         },
-    }  # fmt: skip
+    }
 
 
 def token_masks(
     ids: Sequence[int], criticality: np.ndarray, numbers: Sequence[int], draws: int, seed: int
 ) -> Tensor:
-    """(1 + (1 + draws) K, H) masks of one token: none, the critical and random heads ablated.
+    """(1 + (1 + draws) K, H) masks of one token: no head, its critical heads, random heads ablated.
 
-    The passes without an ablation run among the others, and flips are counted against these, so
-    that rounding causes none. `ids` name the token, so that each has random heads of its own.
+    Flips are counted against the pass without an ablation, which runs among the others, so that
+    rounding causes none. `ids` identify the token, so that each has random heads of its own.
     """
     drawn = np.random.default_rng(example_seed(seed, ids))
     heads = np.tile(np.arange(len(criticality)), (draws, 1))

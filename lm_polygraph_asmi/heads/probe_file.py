@@ -1,7 +1,7 @@
 """The causal probe's file: predictions with some heads ablated.
 
-Written next to `ue_manager_seed1` as `asmi_probe_seed1.json`. It has predictions;
-`lm_polygraph_asmi.heads.analysis.probe` computes flip rates from them.
+It is next to `ue_manager_seed1` as `asmi_probe_seed1.json` and has predictions. From these,
+`lm_polygraph_asmi.heads.analysis.probe` computes flip rates.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Probe:
-    """Probed tokens of one run; n tokens, K numbers of ablated heads.
+    """Probed tokens of one run: n tokens, K numbers of ablated heads.
 
     Attributes:
-        settings: of ASMI in the run whose masks chose tokens and heads.
+        settings: parameters of ASMI in the run whose masks chose tokens and heads.
         k: numbers of ablated heads.
         tokens: columns (n,): "row" (in the run's order), "position", "token" (of the answer), "mi",
             "argmax" (of the unmasked model), "replayed" (of the passes without an ablation).
@@ -37,9 +37,9 @@ class Probe:
     predicted: dict[str, np.ndarray]
 
     def flipped(self, rule: str, group: str) -> np.ndarray:
-        """(m, K) whether each token of a group flips, with random heads how often.
+        """(m, K) whether each token of a group flips; for random heads, in which share of draws.
 
-        A flip is another token than without ablation, in the same passes.
+        A token flips if another one is predicted than without an ablation.
         """
         chosen, predicted = self.groups[group], self.predicted[rule]
         draws = predicted[chosen].reshape(len(chosen), len(self.k), -1)
@@ -53,7 +53,7 @@ def probe_path(manager: str | Path) -> Path:
 
 
 def read_probe(manager: str | Path) -> Probe | None:
-    """The probe of a manager file; None without one. ValueError if it is damaged."""
+    """The probe of a manager file, None if there is none. ValueError if it is damaged."""
     path = probe_path(manager)
     try:
         content = read_json(path)
@@ -76,5 +76,5 @@ def read_probe(manager: str | Path) -> Probe | None:
 
 
 def write_probe(content: Mapping[str, Any], path: str | Path) -> None:
-    """Write a probe atomically; `read_probe` finds it at `probe_path`."""
+    """Write a probe atomically. `read_probe` finds it if it is at `probe_path`."""
     write_whole(path, to_json({"format": FORMAT, **content}))

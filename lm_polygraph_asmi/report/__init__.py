@@ -1,14 +1,20 @@
 """The paper's tables and figures from finished runs: loads results, never a model.
 
-`report_items` computes one table or figure each with `lm_polygraph_asmi.analysis` from the settings
-that `results.run_groups` loads, `figures` draws, `writing` turns them into files.
+`items` has a function for each table or figure, which computes it with `lm_polygraph_asmi.analysis`
+from the settings that `results.run_groups` loads. `figures` draws, and `writing` makes files of
+both.
 """
 
-from lm_polygraph_asmi.lazy import attach
+from typing import TYPE_CHECKING
+
+from lm_polygraph_asmi.lazy import attach_imports
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 
-# Imported on first use: a table in a terminal needs no figures.
-__getattr__, __dir__, __all__ = attach(
-    __name__, {"item": "ReportItem MissingItem", "writing": "build_report"}
-)
-__all__ += ["RunGroup", "load_run_groups"]
+# ruff: noqa: F401 (names for others)
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.report.item import MissingItem, ReportItem
+    from lm_polygraph_asmi.report.writing import build_report
+else:  # on first use: a table in a terminal needs no figures
+    __getattr__, __dir__, __all__ = attach_imports(__name__)
+    __all__ += ["RunGroup", "load_run_groups"]

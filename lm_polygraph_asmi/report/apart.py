@@ -13,9 +13,10 @@ from lm_polygraph_asmi.results.run_groups import RunGroup
 
 @contextmanager
 def processes(jobs: int) -> Iterator[None]:
-    """What joblib runs meanwhile has `jobs` processes (this one, if one), of one thread each.
+    """Let joblib use `jobs` processes of one thread each; a single job runs in this process.
 
-    So cores are not asked for twice, and rounding does not depend on their number.
+    One thread each, so that no more threads run than cores, and rounding does not depend on how
+    many there are.
 
     Raises:
         ChildProcessError: a process ended before its work was done.
@@ -34,10 +35,13 @@ def compute_apart(
     makes: Sequence[Callable[[Sequence[RunGroup]], Any]],
     progress: Callable[[Sequence[Any], str], Iterable[Any]],
 ) -> None:
-    """Make the items of each setting alone, to know what `once` keeps; none with a single job.
+    """Compute each setting in a process of its own, and keep what `once` kept there.
+
+    Items that are made afterwards find these values in their settings. With a single job, nothing
+    is computed here.
 
     Raises:
-        ValueError, RuntimeError: an error in a process; names the setting.
+        ValueError, RuntimeError: an error in a process. The message names the setting.
     """
     if effective_n_jobs(None) < 2 or len(groups) < 2:
         return

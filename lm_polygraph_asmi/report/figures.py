@@ -24,7 +24,7 @@ from lm_polygraph_asmi.results.manifest import PHASES
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
 PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
-"""Okabe and Ito's palette for colour blindness; marks and line styles differ too."""
+"""Okabe and Ito's palette for colour blindness. Marks and line styles differ as well."""
 LINES = {"MSP": (GREEN, ":"), "entropy": (BLACK, "--"), "u_sem": (BLUE, "-")}
 DENSITY = ListedColormap(colormaps["Blues"](np.linspace(0.3, 1, 256)))
 """Blues without the lightest, which would hide single tokens."""
@@ -54,7 +54,7 @@ styled = _style()
 
 @styled
 def save(figure: Figure, path: str | Path, description: str = "") -> None:
-    """Write a figure; its suffix decides the file format. ValueError if that is unknown."""
+    """Write a figure in the format of the path's suffix. ValueError if that is unknown."""
     # Without the time, so that the same runs write the same files.
     metadata: dict[str, dict[str, Any]] = {
         ".png": {"Description": description},
@@ -105,7 +105,7 @@ def panel_title(ax: Axes, label: str) -> None:
     ax.set_title("\n".join(textwrap.fill(line, width) for line in lines))
 
 
-def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **settings: Any) -> None:
+def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **arguments: Any) -> None:
     """One legend of all panels, below them, where it covers nothing.
 
     `band`: label of the shaded area.
@@ -116,8 +116,14 @@ def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **setting
         handles |= {n: h for n, h in zip(labels, artists, strict=True) if n not in handles}
     if band:
         handles[f"{band}, shaded"] = Patch(facecolor=GREY, alpha=0.3)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4,
-                  fontsize=6, **settings)  # fmt: skip
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=4,
+        fontsize=6,
+        **arguments,
+    )
 
 
 Panel = TypeVar("Panel")
@@ -128,8 +134,8 @@ def panelled(
 ) -> Callable[[Callable[[Axes, Panel], str | None]], Callable[[Mapping[str, Panel]], Figure]]:
     """Make a function that draws one panel into one that draws a figure of panels by title.
 
-    What the function returns is added to its panel's title. `legend`: arguments of `panel_legend`,
-    if there shall be one.
+    What the function returns is added to its panel's title. If there are arguments of
+    `panel_legend`, the figure has a legend.
     """
 
     def declare(
@@ -185,8 +191,9 @@ def forest(
                 filled = colour if interval.excludes(chance) else "white"
                 if np.isfinite(interval.low):
                     ax.plot(interval[1:], [y, y], color=colour, linewidth=size / 3.5)
-                ax.plot(interval.value, y, "o", markersize=size, color=colour,
-                        markerfacecolor=filled)  # fmt: skip
+                ax.plot(
+                    interval.value, y, "o", markersize=size, color=colour, markerfacecolor=filled
+                )
         ax.axvline(chance, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
         first_column, last_row = number % columns == 0, number + columns >= len(finite)
         ax.tick_params(labelleft=first_column or len(finite) <= MANY, labelbottom=last_row)
@@ -200,25 +207,44 @@ def forest(
     return figure
 
 
+def by_setting(
+    table: pd.DataFrame, columns: Mapping[str, str], label: str, chance: float = 0
+) -> Figure:
+    """`forest` of some columns of a table with a row per setting, by the title of their panel."""
+    panels = {
+        title: dict(zip(table["setting"], table[column], strict=True))
+        for title, column in columns.items()
+        if table[column].notna().any()
+    }
+    return forest(panels, label, chance=chance)
+
+
 DepthCurves = tuple[Sequence[float], Mapping[str, np.ndarray], np.ndarray, np.ndarray]
-"""Depths; PRR of each setting at them; its mean over settings, and the mean's 95 % band (2, D)."""
+"""The D depths; the PRR (D,) of each setting; its mean (D,) over settings; the mean's 95 % band
+(2, D)."""
 BAND = "95 % band"
 
 
 @panelled(3.4, 2.8, band=BAND)
 def depths(ax: Axes, curves: DepthCurves) -> None:
-    """PRR over depth, a panel per variant: the mean with its band, and the settings.
+    """PRR over depth, a panel per variant: the mean with its band, and each setting.
 
-    More than `MANY` settings are grey, for the table by method has them.
+    If there are more than `MANY` settings, they are grey: the table by method shows which is which.
     """
     relative_depths, groups, mean, band = curves
     percent = [100 * depth for depth in relative_depths]
     colours = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER)
     of_many = len(groups) > MANY
     for number, (name, row) in enumerate(groups.items()):
-        ax.plot(percent, row, marker="osv^Dx"[number % 6], linewidth=0.6, markersize=3,
-                color=GREY if of_many else colours[number],
-                label=f"{len(groups)} settings" if of_many else name)  # fmt: skip
+        ax.plot(
+            percent,
+            row,
+            marker="osv^Dx"[number % 6],
+            linewidth=0.6,
+            markersize=3,
+            color=GREY if of_many else colours[number],
+            label=f"{len(groups)} settings" if of_many else name,
+        )
     ax.plot(percent, mean, color=BLACK, linewidth=2, label="mean")
     ax.fill_between(percent, *band, color=BLACK, alpha=0.2, linewidth=0)
     ax.set_xticks(percent, [f"{p:g} %" for p in percent])
@@ -228,12 +254,18 @@ def depths(ax: Axes, curves: DepthCurves) -> None:
 
 @panelled(2.6, 2.5)
 def quadrants(ax: Axes, split: Quadrants) -> str:
-    """Error rates by confidence and fragility; figure "confident-fragile" (a) of the paper."""
+    """Error rates by confidence and fragility: figure "confident-fragile" (a) of the paper."""
     ax.imshow(split.error_rate, cmap="Oranges", vmin=0, vmax=1)
     for (i, j), rate in np.ndenumerate(split.error_rate):
         shown = "–" if np.isnan(rate) else f"{rate:.0%}"
-        ax.text(j, i, f"{shown}\nn = {split.count[i, j]}", ha="center", va="center",
-                color="white" if rate > 0.6 else BLACK)  # fmt: skip
+        ax.text(
+            j,
+            i,
+            f"{shown}\nn = {split.count[i, j]}",
+            ha="center",
+            va="center",
+            color="white" if rate > 0.6 else BLACK,
+        )
     ax.set_xticks([0, 1], ["robust", "fragile"])
     ax.set_yticks([0, 1], ["confident", "unconfident"])
     ax.set(xlabel="by u_sem", ylabel="by MSP")
@@ -241,12 +273,12 @@ def quadrants(ax: Axes, split: Quadrants) -> str:
 
 
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""(n,) positions; (n,) error rates at them; their pointwise 95 % band (2, m) at m evenly spread
-positions."""
+"""Positions (n,), error rates at these (n,), and the pointwise 95 % band (2, m) of the error rates
+at m positions, which are evenly spread over the same range."""
 
 
 def _error_curves(ax: Axes, curves: Mapping[str, Curve], label: str = "{}") -> None:
-    """Error rates by signal; `label` has a place for the signal's name."""
+    """Error rates by signal. `label` has a place for the signal's name."""
     highest = 0.0
     for name, (x, errors, band) in curves.items():
         colour, style = LINES[name]
@@ -262,7 +294,7 @@ def _error_curves(ax: Axes, curves: Mapping[str, Curve], label: str = "{}") -> N
 
 @panelled(2.8, 2.4, band=BAND)
 def payoff(ax: Axes, curves: Mapping[str, Curve]) -> None:
-    """Error rate of accepted confident answers over abstention; figure "payoff" of the paper."""
+    """Error rate of accepted confident answers over abstention: figure "payoff" of the paper."""
     _error_curves(ax, curves, "by {}")
     ax.set(xlabel="abstained, % of the confident", ylabel="retained error")
 
@@ -278,12 +310,15 @@ def risk_coverage(ax: Axes, curves: Mapping[str, Curve]) -> None:
 def coverage(ax: Axes, bands: tuple[pd.DataFrame, Mapping[str, np.ndarray]]) -> None:
     """Mass of the top K by band of MI_t, a row each, with pointwise 95 % bands (2, k)."""
     mass, ends = bands
-    styles = {"low": (GREEN, ":", "^"), "mid": (BLUE, "--", "s"), "high": (ORANGE, "-", "o"),
-              "all": (GREY, "-", "")}  # fmt: skip
+    styles = {
+        "low": (GREEN, ":", "^"),
+        "mid": (BLUE, "--", "s"),
+        "high": (ORANGE, "-", "o"),
+        "all": (GREY, "-", ""),
+    }
     for tokens, row in mass.iterrows():
         colour, style, mark = styles[tokens.split()[0]]
-        ax.plot(TOP_K, row, color=colour, linestyle=style, marker=mark, markersize=3,
-                label=tokens)  # fmt: skip
+        ax.plot(TOP_K, row, color=colour, linestyle=style, marker=mark, markersize=3, label=tokens)
         ax.fill_between(TOP_K, *ends[tokens], color=colour, alpha=0.15, linewidth=0)
     ax.set_xscale("log", base=2)
     ax.set_xticks(TOP_K[::2], [str(k) for k in TOP_K[::2]])
@@ -293,7 +328,7 @@ def coverage(ax: Axes, bands: tuple[pd.DataFrame, Mapping[str, np.ndarray]]) -> 
 
 @panelled(2.8, 2.4, columns=2)
 def violins(ax: Axes, scored: tuple[np.ndarray, np.ndarray]) -> None:
-    """(n,) scores and whether each answer is wrong; figure "error-separation" of the paper."""
+    """Scores (n,) of right and of wrong answers: figure "error-separation" of the paper."""
     scores, wrong = scored
     positive = scores[scores > 0]
     foot = np.quantile(positive, 0.01) if len(positive) else 1e-12
@@ -308,25 +343,41 @@ def violins(ax: Axes, scored: tuple[np.ndarray, np.ndarray]) -> None:
                 body.set(facecolor=colour, alpha=0.5)
         counted = f"n = {len(values)}"
         if len(values):  # else the layout would place an empty line in the figure's corner
-            ax.plot(side, np.median(values), "o", color=colour, markersize=4, clip_on=False,
-                    zorder=3)  # fmt: skip
+            ax.plot(
+                side, np.median(values), "o", color=colour, markersize=4, clip_on=False, zorder=3
+            )
             zeros = np.mean(scores[chosen] == 0)
             counted += f"\n{zeros:.0%} zero" if zeros > 0.05 else ""
-        ax.text(side, -0.04, f"{kind}\n{counted}", ha="center", va="top",
-                transform=ax.get_xaxis_transform())  # fmt: skip
+        ax.text(
+            side,
+            -0.04,
+            f"{kind}\n{counted}",
+            ha="center",
+            va="top",
+            transform=ax.get_xaxis_transform(),
+        )
     ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.2g}")
     ax.set(xticks=[], xlim=(-0.6, 1.6), ylabel="nats")
 
 
 @panelled(2.8, 2.6)
 def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
-    """MI_t and A_t of tokens, and their correlation; figure "mechanism" (a) of the paper."""
+    """MI_t and A_t of tokens, and their correlation: figure "mechanism" (a) of the paper."""
     mi, agreement, r = tokens
     foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
-    hexagons = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", mincnt=1,
-                         cmap=DENSITY, xscale="log", linewidths=0)  # fmt: skip
-    bar = ax.figure.colorbar(hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}",
-                             ticks=LogLocator(subs=(1, 3)))  # fmt: skip
+    hexagons = ax.hexbin(
+        np.maximum(mi, foot),
+        agreement,
+        gridsize=28,
+        bins="log",
+        mincnt=1,
+        cmap=DENSITY,
+        xscale="log",
+        linewidths=0,
+    )
+    bar = ax.figure.colorbar(
+        hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}", ticks=LogLocator(subs=(1, 3))
+    )
     bar.ax.yaxis.set_minor_formatter(NullFormatter())
     ax.xaxis.set_major_locator(LogLocator(numticks=4))
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if x >= 1e-3 else f"1e{math.log10(x):.0f}")
@@ -337,26 +388,40 @@ def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
 
 @panelled(3.6, 3.2)
 def cosines(ax: Axes, candidates: tuple[np.ndarray, Sequence[str]]) -> None:
-    """Pairwise cosines of a token's top candidates; figure "mechanism" (b) of the paper."""
+    """Pairwise cosines of a token's top candidates: figure "mechanism" (b) of the paper."""
     matrix, texts = candidates
     image = ax.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
     names = [repr(text)[1:-1] for text in texts]
     ax.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
     ax.set_yticks(range(len(names)), names, fontsize=7)
     for (i, j), value in np.ndenumerate(matrix):
-        ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=5,
-                color="white" if abs(value) > 0.6 else BLACK)  # fmt: skip
+        ax.text(
+            j,
+            i,
+            f"{value:.1f}",
+            ha="center",
+            va="center",
+            fontsize=5,
+            color="white" if abs(value) > 0.6 else BLACK,
+        )
     ax.figure.colorbar(image, ax=ax, label="cosine")
 
 
 @styled
 def operating_point(table: pd.DataFrame, tolerated: int) -> Figure:
-    """Coverage and fidelity over p, of `plan_table`; figure "supp_fidelity" of the paper."""
+    """Coverage and fidelity over p, from `plan_table`: figure "supp_fidelity" of the paper."""
     rates, masks, feasible = table["p"], table["S"], table["admissible"]
     figure, (left, right) = grid(2, 3.6, 3.0)
     left.plot(rates, masks, color=BLUE)
-    left.fill_between(rates[feasible], masks[feasible], 10 * max(masks), color=BLUE, alpha=0.15,
-                      label="feasible", linewidth=0)  # fmt: skip
+    left.fill_between(
+        rates[feasible],
+        masks[feasible],
+        10 * max(masks),
+        color=BLUE,
+        alpha=0.15,
+        label="feasible",
+        linewidth=0,
+    )
     left.set_yscale("log", base=2)
     left.yaxis.set_major_formatter("{x:.0f}")
     left.set(ylim=(min(masks) / 1.5, max(masks)), ylabel="fewest masks S that cover every head")
@@ -372,8 +437,13 @@ def operating_point(table: pd.DataFrame, tolerated: int) -> Figure:
         for ax in (left, right):
             ax.axvline(p, color=GREY, linewidth=0.8, linestyle=":")
         left.plot(p, fewest, "o", color=ORANGE)
-        left.annotate(f"p = {p:g}, S = {fewest}", (p, fewest), textcoords="offset points",
-                      xytext=(8, 8), fontsize=8)  # fmt: skip
+        left.annotate(
+            f"p = {p:g}, S = {fewest}",
+            (p, fewest),
+            textcoords="offset points",
+            xytext=(8, 8),
+            fontsize=8,
+        )
     return figure
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -20,12 +20,12 @@ SHORT = {
     "MonteCarloSequenceEntropy": "MC-SE", "MonteCarloNormalizedSequenceEntropy": "MC-NSE",
     "KernelLanguageEntropy": "KLE", "PTrueSampling": "P(True), samples", "PTrue": "P(True)",
 }  # fmt: skip
-"""Short names of LM-Polygraph's methods; a name that contains another comes first."""
+"""Short names of LM-Polygraph's methods. A name that contains another one comes before it."""
 BOLD, ITALIC = "font-weight: bold", "font-style: italic"
 
 
 class Marked(NamedTuple):
-    """The best value: bold, or italic if not significantly different from the next."""
+    """The best value. It is bold, or italic if not significantly different from the next best."""
 
     value: Any
     css: str
@@ -38,11 +38,18 @@ def leading(value: Any, ahead: Interval) -> Marked:
 
 @dataclass
 class ReportItem:
-    """One item of the report, computed from some settings (`groups`).
+    """One item of the report, computed from some settings.
 
-    Its table has raw values: floats, `Interval`, `PRR`, `Marked` and text, written with so many
-    `digits` after the point. Columns in `signed` are differences, written with their sign, and with
-    an asterisk if the interval excludes 0. `draw` makes the figure.
+    Attributes:
+        name: of its files.
+        groups: the settings.
+        table: raw values: numbers, `Interval`, `PRR`, `Marked` and text.
+        draw: makes the figure, if there is one.
+        notes: are printed below the table.
+        digits: after the decimal point.
+        signed: columns of differences. They are written with their sign, and with an asterisk if
+            the interval excludes 0.
+        resamples: of the intervals.
     """
 
     name: str
@@ -60,20 +67,21 @@ class ReportItem:
         """The notes, and the meaning of brackets and asterisks if the table has them."""
         values = map(bare, self.table.to_numpy().ravel())
         written = [value for value in values if isinstance(value, Interval | PRR)]
-        notes = list(self.notes)
-        if any(isinstance(value, PRR) for value in written):
-            notes.append("±: standard error, 1,000 resamples of answers.")
         small = [group.label for group in self.groups if group.answers.too_few]
-        if written and small:  # a figure may have intervals that the table has not
-            labels = ["All settings"] if len(small) == len(self.groups) else small
-            notes.append(f"Too small for reliable intervals: {'; '.join(labels)}. {FEW}")
-        if any(isinstance(value, Interval) and pd.notna(value.low) for value in written):
-            starred = "; asterisk: it excludes 0" if self.signed else ""
-            notes.append(
-                f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters unless "
-                f"stated otherwise{starred}."
-            )
-        return notes
+        labels = ["All settings"] if len(small) == len(self.groups) else small
+        star = "; asterisk: it excludes 0" if self.signed else ""
+        explained = {
+            "±: standard error, 1,000 resamples of answers.": any(
+                isinstance(value, PRR) for value in written
+            ),
+            # A figure may have intervals that the table has not.
+            f"Too small for reliable intervals: {'; '.join(labels)}. {FEW}": written and small,
+            f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters unless stated "
+            f"otherwise{star}.": any(
+                isinstance(value, Interval) and pd.notna(value.low) for value in written
+            ),
+        }
+        return [*self.notes, *(note for note, holds in explained.items() if holds)]
 
     def shown(self) -> pd.DataFrame:
         """The table as text."""
@@ -115,74 +123,92 @@ Items = Sequence[ReportItem | MissingItem]
 """Return type of a function of the report."""
 
 
+Row = dict[str, Any]
+Made = Row | list[Row] | tuple[Row | list[Row], dict[str, Any]] | None
+"""What is computed of one unit: a row or several, perhaps with panels of the figure by title."""
+Unit = TypeVar("Unit")
+"""What rows are computed of: a setting, or a tuple that has settings."""
+
+
+class Computed(NamedTuple):
+    """The rows of an item, and where they come from."""
+
+    rows: list[Row]
+    panels: dict[str, Any]  # of the figure, by title
+    groups: list[RunGroup]  # the settings that have rows
+    missing: str  # why others have none
+
+
+def computed(
+    units: Iterable[Unit],
+    compute: Callable[[Unit], Made],
+    label: Callable[[Unit], str] = lambda unit: getattr(unit, "label", ""),
+) -> Computed:
+    """Compute the rows of each unit. If this raises a ValueError, the unit is named by `label`."""
+    found = Computed([], {}, [], "")
+    missing: dict[str, list[str]] = {}
+    for unit in units:
+        try:
+            made = compute(unit)
+        except ValueError as error:
+            missing.setdefault(str(error), []).append(label(unit))
+            continue
+        rows, panels = made if isinstance(made, tuple) else (made, {})
+        found.panels.update(panels)
+        if rows:
+            found.rows.extend([rows] if isinstance(rows, dict) else rows)
+            parts = unit if isinstance(unit, tuple) else (unit,)
+            new = [p for p in parts if isinstance(p, RunGroup) and p not in found.groups]
+            found.groups.extend(new)
+    reasons = [f"{why} ({'; '.join(units)})" for why, units in missing.items()]
+    return found._replace(missing="; ".join(reasons))
+
+
 def frame(
     name: str,
     title: str,
-    each: Iterable[Any],
-    compute: Callable[[Any], Any],
-    notes: Sequence[str] | Callable[[ReportItem], Sequence[str]] = (),
+    found: Computed,
+    notes: Sequence[str] = (),
     figure: Callable[[Any], Figure] | None = None,
-    *,
-    label: Callable[[Any], str] = lambda group: group.label,
     otherwise: str = "no run has the data",
     **shown: Any,
 ) -> list[ReportItem] | list[MissingItem]:
-    """An item whose rows are computed for `each` setting, or tuple of settings.
+    """An item of the rows that were found.
 
-    `compute` returns a row or several; or a pair of them and of panels for `figure`, by title, else
-    the figure gets the table. If it raises ValueError, a note names the setting (`label`) and the
-    reason. Without any row, the item is missing, for these reasons or `otherwise`. `shown`: other
-    fields of `ReportItem`; its groups are those with rows unless named here.
+    Args:
+        name, title, notes: of the item. A last note names the units without rows, and why.
+        figure: draws the panels, or the table if there are none.
+        otherwise: why the item is missing, if there are no rows and no unit has a reason.
+        **shown: other fields of `ReportItem`. Its groups are those that have rows, unless they are
+            passed here.
     """
-    rows: list[dict[str, Any]] = []
-    used: list[RunGroup] = []
-    panels: dict[str, Any] = {}
-    missing: list[tuple[str, str]] = []
-    for group in each:
-        try:
-            made = compute(group)
-        except ValueError as error:
-            missing.append((label(group), str(error)))
-            continue
-        new_rows, own_panels = made if isinstance(made, tuple) else (made, {})
-        panels |= own_panels
-        if new_rows:
-            rows += [new_rows] if isinstance(new_rows, dict) else new_rows
-            parts = group if isinstance(group, tuple) else (group,)
-            used += [p for p in parts if isinstance(p, RunGroup) and p not in used]
-    if not rows:
-        return [MissingItem(title, listed(missing) or otherwise)]
-    item = ReportItem(name, title, table=pd.DataFrame(rows), **{"groups": used} | shown)
-    item.draw = partial(figure, panels or item.table) if figure else None
-    item.notes = [*(notes(item) if callable(notes) else notes)]
-    if missing:
-        item.notes.append(f"Left out: {listed(missing)}.")
-    return [item]
+    if not found.rows:
+        return [MissingItem(title, found.missing or otherwise)]
+    table = pd.DataFrame(found.rows)
+    draw = partial(figure, found.panels or table) if figure else None
+    left_out = [f"Left out: {found.missing}."] if found.missing else []
+    fields = {"groups": found.groups} | shown
+    return [ReportItem(name, title, table=table, draw=draw, notes=[*notes, *left_out], **fields)]
 
 
 def per_setting(
     name: str, title: str, *notes: str, **shown: Any
-) -> Callable[[Callable[[RunGroup], Any]], Callable[[Sequence[RunGroup]], Items]]:
-    """Make an item of a function that computes the rows of one setting; arguments of `frame`."""
+) -> Callable[[Callable[[RunGroup], Made]], Callable[[Sequence[RunGroup]], Items]]:
+    """Make an item of a function that computes the rows of one setting.
 
-    def declare(compute: Callable[[RunGroup], Any]) -> Callable[[Sequence[RunGroup]], Items]:
+    The decorated function takes all settings and returns items. Arguments are those of `frame`.
+    """
+
+    def declare(compute: Callable[[RunGroup], Made]) -> Callable[[Sequence[RunGroup]], Items]:
         kept = once(compute)
 
         @wraps(compute)
         def make(groups: Sequence[RunGroup]) -> Items:
-            return frame(name, title, groups, kept, notes, **shown)
+            return frame(name, title, computed(groups, kept), notes, **shown)
 
         return make
 
     return declare
-
-
-def listed(reasons: Sequence[tuple[str, str]]) -> str:
-    """(setting, reason) in one line, each reason with all it applies to."""
-    named: dict[str, list[str]] = {}
-    for group, why in reasons:
-        named.setdefault(why, []).append(group)
-    return "; ".join(f"{why} ({'; '.join(groups)})" for why, groups in named.items())
 
 
 def bare(value: Any) -> Any:
@@ -191,7 +217,7 @@ def bare(value: Any) -> Any:
 
 
 def text(value: Any, digits: int, signed: bool = False) -> str:
-    """One value of a table; a dash where it is undefined."""
+    """One value of a table as text. A dash: undefined."""
     value = bare(value)
     if isinstance(value, Interval | PRR):
         center, *ends = (text(number, digits, signed) for number in value)

@@ -1,58 +1,75 @@
 """Tables of results in a terminal."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.table import Table
 
 from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.mechanism import masking_response
-from lm_polygraph_asmi.analysis.prr import has_contrast, prrs_with_error
+from lm_polygraph_asmi.analysis.prr import PRR, has_contrast, prrs_with_error
 from lm_polygraph_asmi.analysis.right import RIGHT, on_scale, says_nothing
 from lm_polygraph_asmi.core.statistics import masked_layer
 from lm_polygraph_asmi.results.runs import MSP, Run
 
 
 def _answers(run: Run, metric: str) -> Labelled:
-    """The rows of `Run.finite`; without labels if the quality is on an unknown scale."""
+    """The answers of `Run.finite`. Without labels if the quality is not between 0 and 1."""
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric].to_numpy(dtype=float)
     labels = quality < RIGHT if on_scale(quality) else None
     return Labelled(labels, [run.cluster_keys[i] for i in np.flatnonzero(finite)], quality)
 
 
+class MethodPRR(NamedTuple):
+    """The PRR of one method."""
+
+    prr: PRR  # with its standard error over answers
+    interval: Interval  # over clusters
+    minus_msp: Interval | None  # its difference from the PRR of MSP; None for MSP and without it
+
+
+def method_prrs(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, MethodPRR]:
+    """The PRR of every method, by name."""
+    pairs = [(name, MSP) for name in scores if MSP in scores and name != MSP]
+    intervals, differences = prr_intervals(scores, answers, pairs)
+    return {
+        name: MethodPRR(prr, intervals[name], differences.get((name, MSP)))
+        for name, prr in prrs_with_error(scores, answers).items()
+    }
+
+
 def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
-    """PRR per estimator, best first, for one quality metric of a run.
+    """PRR of each method for one quality metric of a run, the best first.
 
     Returns:
-        For each `method`: `prr` and its `standard_error` over answers; `minus_msp`, its difference
-        from the PRR of `MSP`, with a 95 % interval over clusters, `low` and `high`; `auroc` for
-        detecting wrong answers (quality below `RIGHT`). NaN: undefined.
+        Rows with the fields
+
+        - `method`
+        - `prr`, and its `standard_error` over answers
+        - `minus_msp`, the PRR minus that of `MSP`, and the ends `low` and `high` of its 95 %
+          interval over clusters
+        - `auroc` of detecting wrong answers, whose quality is below `RIGHT`
+
+        NaN: undefined.
     """
     scores = dict(run.scores[run.finite(metric)].items())
     answers = _answers(run, metric)
-    pairs = [(name, MSP) for name in scores if MSP in scores and name != MSP]
-    _, differences = prr_intervals(scores, answers, pairs)
-    undefined = Interval(np.nan, np.nan, np.nan)
-    rows = []
-    for name, prr in prrs_with_error(scores, answers).items():
-        minus = differences.get((name, MSP), undefined)
-        rows.append(
-            {
-                "method": name,
-                "prr": prr.value,
-                "standard_error": prr.standard_error,
-                "minus_msp": minus.value,
-                "low": minus.low,
-                "high": minus.high,
-                "auroc": auroc(scores[name], answers.wrong)
-                if on_scale(answers.quality)
-                else np.nan,
-            }
-        )
+    labelled, undefined = on_scale(answers.quality), Interval(np.nan, np.nan, np.nan)
+    rows = [
+        {
+            "method": name,
+            "prr": each.prr.value,
+            "standard_error": each.prr.standard_error,
+            **dict(zip(("minus_msp", "low", "high"), each.minus_msp or undefined, strict=True)),
+            "auroc": auroc(scores[name], answers.wrong) if labelled else np.nan,
+        }
+        for name, each in method_prrs(scores, answers).items()
+    ]
     return sorted(rows, key=lambda row: -9 if np.isnan(row["prr"]) else row["prr"], reverse=True)
 
 
@@ -76,30 +93,29 @@ def prr_table(run: Run, metric: str) -> Table:
 
 def about_quality(run: Run, metric: str) -> str:
     """Notes on a metric and its answers, to print below its table."""
-    finite, answers = run.finite(metric), _answers(run, metric)
-    lines = [f"{metric} is outside 0 to 1: which answers are right is unknown."]
-    if on_scale(answers.quality):
-        lines = [f"Right answers ({metric} at least {RIGHT}): {(~answers.wrong).mean():.0%}."]
-    if unlabelled := run.unlabelled(metric):
-        lines.append(f"Left out: {unlabelled}.")
-    if metric.startswith("Rouge"):
-        lines.append(
-            "Quality is ROUGE overlap with the gold answer: do not compare with AlignScore values."
-        )
-    if not finite.all():
-        lines.append(f"Left out: {(~finite).sum()} answers without a finite score or quality.")
-    if not has_contrast(answers.quality):
-        lines.append("All answers are equally good or bad: there are no errors to rank.")
-    lines.append(
-        f"Clusters (stories, passages or prompts), which intervals are over: {answers.n_clusters}."
-    )
-    if on_scale(answers.quality) and answers.too_few:
-        lines.append(FEW)
-    return "\n".join(lines)
+    answers, unlabelled = _answers(run, metric), run.unlabelled(metric)
+    labelled, left_out = on_scale(answers.quality), int((~run.finite(metric)).sum())
+    right = f"{metric} is outside 0 to 1: which answers are right is unknown."
+    if labelled:
+        right = f"Right answers ({metric} at least {RIGHT}): {(~answers.wrong).mean():.0%}."
+    clusters = "Clusters (stories, passages or prompts), which intervals are over"
+    rouge = "Quality is ROUGE overlap with the gold answer: do not compare with AlignScore values."
+    lines = {
+        right: True,
+        f"Left out: {unlabelled}.": unlabelled,
+        rouge: metric.startswith("Rouge"),
+        f"Left out: {left_out} answers without a finite score or quality.": left_out,
+        "All answers are equally good or bad: there are no errors to rank.": not has_contrast(
+            answers.quality
+        ),
+        f"{clusters}: {answers.n_clusters}.": True,
+        FEW: labelled and answers.too_few,
+    }
+    return "\n".join(line for line, holds in lines.items() if holds)
 
 
-def settings_line(used: Mapping[str, Any]) -> str:
-    """A run's settings of ASMI at one depth."""
+def parameters_line(used: Mapping[str, Any]) -> str:
+    """The parameters of ASMI that a run used at one depth."""
     return (
         f"ASMI at depth {100 * used['depth']:g}%: {masked_layer(used)}, "
         f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
@@ -108,7 +124,7 @@ def settings_line(used: Mapping[str, Any]) -> str:
 
 
 def about_run(run: Run) -> str:
-    """How to read the tables of a run, and its settings."""
+    """How to read the tables of a run, and its parameters of ASMI."""
     lines = [
         "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. MSP: "
         "MaximumSequenceProbability. AUROC: 0.5 = chance. PRR gives the few most confident answers "
@@ -118,7 +134,7 @@ def about_run(run: Run) -> str:
     if empty is not None and empty.any():
         lines.append(f"Empty answers, which cannot be right: {empty.sum()} of {len(empty)}.")
     for used in run.settings():
-        lines.append(f"{settings_line(used)}, {used['attention']} attention.")
+        lines.append(f"{parameters_line(used)}, {used['attention']} attention.")
         if saved := run.at(used["depth"]):
             response = masking_response([row["mi"] for row in saved])
             lines.append(

@@ -16,7 +16,7 @@ from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem
 from lm_polygraph_asmi.report.items import PAGE, every_report_item
 from lm_polygraph_asmi.report.items.paper import papers_numbers
-from lm_polygraph_asmi.report.tables import settings_line
+from lm_polygraph_asmi.report.tables import parameters_line
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
 SYMBOLS = (
@@ -30,7 +30,7 @@ SYMBOLS = (
 """Meaning of the report's symbols."""
 MATH = {"p̄": r"$\bar{p}$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$",
         "†": r"\dag{}"}  # fmt: skip
-"""What LaTeX sets in text only with packages; pandas escapes the rest."""
+"""Characters that LaTeX sets in text only with packages. pandas escapes all others."""
 RESIZED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%" "\n"
 """Never wider than the text, never stretched."""
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
@@ -44,12 +44,22 @@ def build_report(
     full: bool = False,
     formats: Collection[str] = (),
 ) -> tuple[Path, list[str]]:
-    """Write a report into a folder; returns its page and that page's first lines.
+    """Write a report on settings: a page with its figures, and files of tables.
 
-    It has PRR and its difference from MSP's; `full`: all of the paper's tables and figures. Those
-    are also left as files of `formats` (csv, md, tex; svg, pdf). `progress` wraps a list of steps,
-    given their name. `jobs` processes compute settings, then draw figures; numbers are the same.
-    OSError if the folder cannot be written or a process ended, ValueError if another writes there.
+    Args:
+        groups: the settings.
+        out: folder to write into.
+        progress: gets a list of steps and its name, and yields these steps.
+        jobs: number of processes, which compute settings and draw figures. It changes no number.
+        full: write all of the paper's tables and figures, not only PRR and its difference from MSP.
+        formats: also write tables (csv, md, tex) and figures (svg, pdf) as such files.
+
+    Returns:
+        The path of the page, and the page's first lines.
+
+    Raises:
+        OSError: the folder cannot be written, or a process ended.
+        ValueError: another process writes a report there.
     """
     out = Path(out)
     (out / "figures").mkdir(parents=True, exist_ok=True)
@@ -97,13 +107,13 @@ def _save(draw: Callable[[], Figure], stem: Path, suffixes: Sequence[str], about
 
 
 def _description(item: ReportItem) -> str:
-    """What a file says of itself."""
+    """Title, notes and sources of an item."""
     sources = [f"Source: {_source(group)}" for group in item.groups]
     return "\n".join([item.title, *item.caption, *sources])
 
 
 def markdown_table(item: ReportItem) -> str:
-    """The table for a page, and below it what it says of itself."""
+    """The table in Markdown, with its notes and sources below it."""
     shown = item.shown().map(lambda text: text.replace("|", r"\|"))
     table = shown.to_markdown(index=False, disable_numparse=True)
     about = _description(item).replace("\n", "\n\n")
@@ -111,13 +121,17 @@ def markdown_table(item: ReportItem) -> str:
 
 
 def latex_table(item: ReportItem) -> str:
-    """The table for a paper, with packages booktabs and graphicx; its caption is a comment."""
+    """The table for LaTeX with the packages booktabs and graphicx. Its notes are comments."""
     numbers = [name for name in item.table if not item.table[name].map(type).eq(str).any()]
     table = item.styled("latex").to_latex(
         column_format="".join("r" if name in numbers else "l" for name in item.table),
-        environment="table*", position_float="centering", hrules=True, convert_css=True,
-        caption=re.sub(r"([&%$#_{}])", r"\\\1", item.title), label=f"tab:{item.name}",
-    )  # fmt: skip
+        environment="table*",
+        position_float="centering",
+        hrules=True,
+        convert_css=True,
+        caption=re.sub(r"([&%$#_{}])", r"\\\1", item.title),
+        label=f"tab:{item.name}",
+    )
     table = table.replace(r"\begin{tabular}", RESIZED + r"\begin{tabular}", 1)
     table = table.replace(r"\end{tabular}", r"\end{tabular}}", 1)
     table = re.sub("|".join(MATH), lambda found: MATH[found[0]], table)
@@ -160,7 +174,7 @@ def _short_path(path: str | None) -> str | None:
 
 
 def _source(group: RunGroup) -> str:
-    """A setting, its data and runs, in one line; files by the last parts of their paths."""
+    """A setting, its data and runs, in one line. Of paths, only the last parts are shown."""
     model, data = group.run.recorded("model"), group.run.recorded("dataset")
     unknown = "not recorded"
     parts = [
@@ -172,7 +186,7 @@ def _source(group: RunGroup) -> str:
     for run in group.runs:
         seeds = ", ".join(f"{name} {seed}" for name, seed in run.recorded("seeds").items())
         parts.append(f"run {_short_path(str(run.path))}, seeds: {seeds or unknown}")
-        parts += map(settings_line, run.settings())
+        parts += map(parameters_line, run.settings())
     releases = group.run.recorded("packages").items()
     parts.append(", ".join(f"{name} {v}" for name, v in releases) or "releases not recorded")
     parts.append((group.run.manifest or {}).get("device", unknown))

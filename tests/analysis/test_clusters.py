@@ -27,6 +27,7 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
     )
     assert not np.array_equal(other, whole)
     monkeypatch.setattr(clusters, "ROWS_AT_ONCE", 40)
+    clusters._drawn.cache_clear()
     parts = [*Clustered(keys(5, 2), resamples=23, seed=3).draws()]
     assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3]
     np.testing.assert_array_equal(np.concatenate(parts), whole)

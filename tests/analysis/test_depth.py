@@ -23,6 +23,7 @@ def halves_seen(monkeypatch):
         return weighted_prr(scores, quality, iter(samples))
 
     monkeypatch.setattr(depth, "weighted_prr", spy)
+    monkeypatch.setattr(depth, "SPLITS", 60)
     return seen
 
 
@@ -32,10 +33,10 @@ def test_a_planted_best_depth_is_chosen_and_costs_nothing():
     groups = [sweep(rng, [2.0, 0.1, 1.0]) for _ in range(3)]
     twice = [group._replace(scores=group.scores[[0, 1, 1, 2]]) for group in groups]
     silent = twice[0]._replace(answers=Labelled([0] * 90, twice[0].answers.clusters))
-    found = depth_selection([*twice, silent], 200)
+    found = depth_selection([*twice, silent])
     assert found.chosen == 1
     np.testing.assert_array_equal(found.selected, [0, 1, 0, 0])
-    assert (found.mean_regret, found.no_regret, found.splits) == (0, 1, 200)
+    assert (found.mean_regret, found.no_regret, found.splits) == (0, 1, depth.SPLITS)
     assert np.isnan(found.groups[3]).all()
     np.testing.assert_allclose(found.aggregate, found.groups[:3].mean(0))
 
@@ -44,7 +45,9 @@ def test_halves_are_disjoint_in_clusters_and_even(halves_seen):
     rng = np.random.default_rng(1)
     groups = [sweep(rng, [1.0, 2.0], clusters=7) for _ in range(2)]
     for seed in (1, 1, 2):
-        depth_selection(groups, 50, seed)
+        for group in groups:
+            group.answers.seed = seed
+        depth_selection(groups)
     first, second, twin, _, again, _, _, _, other, *_ = halves_seen
     # Settings over the same clusters are halved alike: else a question would choose the depth for
     # one model and judge it for another.
@@ -52,19 +55,19 @@ def test_halves_are_disjoint_in_clusters_and_even(halves_seen):
     np.testing.assert_array_equal(first, again)  # the same seed
     assert not np.array_equal(first, other)
     np.testing.assert_array_equal(first + second, 1)
-    by_cluster = first.reshape(50, 7, 3)
+    by_cluster = first.reshape(-1, 7, 3)
     np.testing.assert_array_equal(by_cluster.min(2), by_cluster.max(2))
     np.testing.assert_array_equal(by_cluster[:, :, 0].sum(1), 3)  # of 7 clusters
     # Random: another half in almost every split, and each cluster in about 3 of 7 of them.
     assert len(np.unique(first, axis=0)) > 20
-    np.testing.assert_allclose(by_cluster.mean((0, 2)), 3 / 7, atol=4 * np.sqrt(0.25 / 50))
+    np.testing.assert_allclose(by_cluster.mean((0, 2)), 3 / 7, atol=4 * np.sqrt(0.25 / len(first)))
 
 
 def test_selection_against_a_loop(halves_seen):
     """Close depths, so that choices vary; settings of other sizes."""
     rng = np.random.default_rng(3)
     groups = [sweep(rng, [0.9, 1.0, 1.0], clusters) for clusters in (10, 13)]
-    found = depth_selection(groups, 60)
+    found = depth_selection(groups)
 
     def prr(rows):
         """(settings, depths), of some rows of each setting."""
@@ -76,14 +79,14 @@ def test_selection_against_a_loop(halves_seen):
     np.testing.assert_allclose(found.groups, whole := prr([slice(None)] * 2))
     assert found.chosen == np.argmax(whole.mean(0))
     selected, regrets = [], []
-    for split in range(60):
+    for split in range(depth.SPLITS):
         first, second = (
             prr([np.flatnonzero(halves_seen[place + half][split]) for place in (0, 2)]).mean(0)
             for half in (0, 1)
         )
         selected.append(int(np.argmax(first)))
         regrets.append(second.max() - second[selected[-1]])
-    np.testing.assert_allclose(found.selected, [selected.count(d) / 60 for d in range(3)])
+    np.testing.assert_allclose(found.selected, [selected.count(d) / depth.SPLITS for d in range(3)])
     assert len(set(selected)) == 3
     assert found.mean_regret == pytest.approx(np.mean(regrets))
     assert found.no_regret == pytest.approx(np.mean(np.array(regrets) < 1e-12))
@@ -95,10 +98,10 @@ def test_splits_without_a_defined_half_do_not_count():
     quality, scores = np.ones(40), np.stack([np.arange(40.0), -np.arange(40.0)])
     quality[7] = 0.0
     with pytest.raises(ValueError, match="undefined on a half of every split"):
-        depth_selection([Sweep(scores, Labelled(quality=quality, clusters=keys(20, 2)))], 50)
+        depth_selection([Sweep(scores, Labelled(quality=quality, clusters=keys(20, 2)))])
     quality[21] = 0.0
-    found = depth_selection([Sweep(scores, Labelled(quality=quality, clusters=keys(20, 2)))], 200)
+    found = depth_selection([Sweep(scores, Labelled(quality=quality, clusters=keys(20, 2)))])
     # Both errors, in different clusters, fall into different halves about half of the time.
-    assert 60 < found.splits < 140
+    assert 0.3 < found.splits / depth.SPLITS < 0.7
     assert found.selected.sum() == pytest.approx(1)
     assert np.isfinite(found.mean_regret)

@@ -26,6 +26,11 @@ def answers(seed, planted=0.0):
     return signal, np.column_stack([msp, entropy]), wrong
 
 
+def likelihood_ratio(controls, signal, wrong):
+    full = np.column_stack([controls, signal])
+    return distinct.likelihood_ratio_test(controls, full, Labelled(wrong, range(len(wrong))))
+
+
 def test_folds_keep_clusters_whole_and_errors_even():
     _, _, wrong = answers(0)
     folds = Labelled(wrong, NAMES).folds()
@@ -82,7 +87,7 @@ def test_a_planted_independent_signal_is_detected():
     assert found.likelihood_ratio == pytest.approx(2 * (full.llf - base.llf), abs=1e-6)
     weak = answers(5, 0.3)[0]
     alone = Logit(wrong, add_constant(weak[:, None])).fit(disp=0)
-    tested = distinct.likelihood_ratio_test(np.zeros((150, 1)), weak, wrong)
+    tested = likelihood_ratio(np.zeros((150, 1)), weak, wrong)
     assert tested == pytest.approx((alone.llr, alone.llr_pvalue), rel=1e-6)
 
 
@@ -97,7 +102,7 @@ def test_entropies_that_differ_by_a_small_mi_are_both_fitted(seed, mean_mi):
     tables = plain, np.column_stack([plain, mi * (1 - agreement)])
     ratio = 2 * -np.subtract(*(Logit(wrong, table).fit(disp=0).llf for table in tables))
     controls = np.column_stack([entropy + mean_mi * mi, entropy])
-    found = distinct.likelihood_ratio_test(controls, mean_mi * mi * (1 - agreement), wrong)
+    found = likelihood_ratio(controls, mean_mi * mi * (1 - agreement), wrong)
     assert found == pytest.approx((ratio, chi2.sf(ratio, 1)), abs=1e-6)
 
 
@@ -106,9 +111,9 @@ def test_answers_that_controls_separate_have_a_finite_fit(columns):
     wrong = np.arange(60) > 40
     controls = np.column_stack([np.arange(60.0) ** power for power in range(1, columns + 1)])
     noise = np.random.default_rng(0).normal(size=60)
-    assert distinct.likelihood_ratio_test(controls, noise, wrong) == pytest.approx((0, 1), abs=1e-4)
+    assert likelihood_ratio(controls, noise, wrong) == pytest.approx((0, 1), abs=1e-4)
     alone = -2 * Logit(wrong, add_constant(noise)).fit(disp=0).llf  # then nothing is left
-    ratio, _ = distinct.likelihood_ratio_test(noise[:, None], controls[:, 0], wrong)
+    ratio, _ = likelihood_ratio(noise[:, None], controls[:, 0], wrong)
     assert ratio == pytest.approx(alone, abs=1e-6)
 
 

@@ -63,7 +63,7 @@ CALLS = {
     ),
     "coverage_intervals": lambda f, c: f(c["tokens"], masses(c), of(c)),
     "tail_entropy_bound": lambda f, c: f(c["score"]),
-    "depth_selection": lambda f, c: f([Sweep([c["score"], c["other"]], of(c))], FEW),
+    "depth_selection": lambda f, c: f([Sweep([c["score"], c["other"]], of(c))]),
     "error_separation": lambda f, c: f(c["tokens"], {"a": c["score"]}, of(c)),
     "masking_response": lambda f, c: f(c["tokens"]),
     "normalised_prr": lambda f, c: f(c["score"], c["quality"]),

@@ -122,7 +122,7 @@ STATISTICS = {
         lambda rows: filtered(rows, FRAGILITY) - filtered(rows, ENTROPY),
     ),
     "selector": (
-        lambda a: analysis.global_selector(CONTROLS, FRAGILITY, a, [0.9, 0.7])[0.7][2],
+        lambda a: analysis.global_selector(CONTROLS, FRAGILITY, a)[0.7][2],
         lambda rows: selected(rows, True) - selected(rows, False),
     ),
     "residual": (

@@ -80,7 +80,7 @@ def test_a_constant_score_is_random_rejection():
     # To the last bit, else a tiny negative PRR would be written as -0.00.
     counts = np.random.default_rng(5).multinomial(6, np.full(6, 1 / 6), size=50)
     mean = np.add.reduceat(counts * FEW, [0], axis=1)[:, 0] / 6
-    assert np.array_equal(Rejection(np.zeros(6)).area(FEW, counts), mean)
+    assert np.array_equal(Rejection(np.zeros(6), FEW).area(counts, counts @ FEW), mean)
 
 
 @pytest.mark.parametrize("decimals", [8, 0])

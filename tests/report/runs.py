@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.core.statistics import Settings
 from lm_polygraph_asmi.estimators.base import at_depth
-from lm_polygraph_asmi.heads.items import heads
+from lm_polygraph_asmi.heads.analysis import heads
 from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.results.paper import BENCHMARKS, GENERATION, MODELS
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
@@ -166,7 +165,7 @@ SHUFFLES = 50
 def few_permutations() -> Iterator[None]:
     """The null of the head tables, the smallest that can have a p-value below .05 twice."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heads, "permutation_null", partial(heads.permutation_null, shuffles=SHUFFLES))
+        patch.setattr(heads, "SHUFFLES", SHUFFLES)
         yield
 
 

@@ -8,7 +8,16 @@ from matplotlib import rc_context, rcParams
 
 from lm_polygraph_asmi.analysis import PRR, Interval
 from lm_polygraph_asmi.report.figures import forest, save
-from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked, MissingItem, ReportItem, frame, text
+from lm_polygraph_asmi.report.item import (
+    BOLD,
+    ITALIC,
+    Marked,
+    MissingItem,
+    ReportItem,
+    computed,
+    frame,
+    text,
+)
 from lm_polygraph_asmi.report.writing import _write_table, latex_table
 
 
@@ -89,15 +98,16 @@ def test_the_frame_of_an_item():
             raise ValueError("too few rows: 5 wanted, got 1: use more")
         return [{"x": 1.0}]
 
-    settings = {"label": str, "otherwise": "nothing here"}
-    (item,) = frame("x", "X", ["good", "bad", "silent", "worse"], compute, ["said"], **settings)
+    found = computed(["good", "bad", "silent", "worse"], compute, str)
+    (item,) = frame("x", "X", found, ["said"], otherwise="nothing here")
     assert item.table["x"].tolist() == [1.0]
     assert item.notes == ["said", "Left out: too few rows: 5 wanted, got 1: use more (bad; worse)."]
-    (item,) = frame("x", "X", ["bad"], compute, label=str)
+    (item,) = frame("x", "X", computed(["bad"], compute, str))
     assert item == MissingItem("X", "too few rows: 5 wanted, got 1: use more (bad)")
-    (item,) = frame("x", "X", "ab", lambda name: ({"x": 1.0}, {name: 7}), figure=dict)
+    found = computed("ab", lambda name: ({"x": 1.0}, {name: 7}))
+    (item,) = frame("x", "X", found, figure=dict)
     assert item.draw() == {"a": 7, "b": 7}
-    (item,) = frame("x", "X", ["silent"], compute, otherwise="nothing here")
+    (item,) = frame("x", "X", computed(["silent"], compute), otherwise="nothing here")
     assert item == MissingItem("X", "nothing here")
 
 

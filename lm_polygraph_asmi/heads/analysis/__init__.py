@@ -1,10 +1,24 @@
 """Statistics of heads on arrays, with the conventions of `lm_polygraph_asmi.analysis`."""
 
-from lm_polygraph_asmi.lazy import attach
+from typing import TYPE_CHECKING
 
-# Imported on first use.
-__getattr__, __dir__, __all__ = attach(__name__, {
-    "coupling": "Coupling criticality_coupling high_stratum sharpening",
-    "heads": "PermutationNull concentration head_criticality permutation_null",
-    "probe": "flip_rates",
-})  # fmt: skip
+from lm_polygraph_asmi.lazy import attach_imports
+
+# ruff: noqa: F401 (names for others)
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.heads.analysis.coupling import (
+        Coupling,
+        criticality_coupling,
+        high_stratum,
+        sharpening,
+    )
+    from lm_polygraph_asmi.heads.analysis.heads import (
+        PermutationNull,
+        concentration,
+        head_criticality,
+        permutation_null,
+    )
+    from lm_polygraph_asmi.heads.analysis.probe import flip_rates
+else:  # on first use
+    __getattr__, __dir__, __all__ = attach_imports(__name__)

@@ -33,13 +33,15 @@ class Coupling(NamedTuple):
 def criticality_coupling(
     information: ArrayLike, entropy: ArrayLike, z: ArrayLike, rows: Clustered
 ) -> Coupling:
-    """Rank correlations over tokens, with intervals over whole clusters; z_t is fixed.
+    """Rank correlations over tokens, with intervals over whole clusters.
+
+    Resamples take each token with its z_t: they do not compute z_t anew.
 
     Args:
         information: (N,) MI_t, nats.
         entropy: (N,) single-pass entropy H_t, nats.
         z: (N,) from `permutation_null`, higher = fewer heads than noise.
-        rows: the tokens, in clusters of an example, as in the paper, or of a passage.
+        rows: the tokens. Their clusters are answers, as in the paper, or passages.
 
     Example:
         >>> z, rows = np.arange(40.0), Clustered([str(n // 4) for n in range(40)])
@@ -57,10 +59,10 @@ def criticality_coupling(
 def sharpening(
     shallow: tuple[ArrayLike, ArrayLike], deep: tuple[ArrayLike, ArrayLike], rows: Clustered
 ) -> Interval:
-    """Rank correlation of MI_t and z_t at a deeper layer minus that at another, same tokens.
+    """Rank correlation of MI_t and z_t at a deeper layer, minus that at a shallower one.
 
-    Positive = stronger at the deeper layer; NaN if a column is constant. `shallow` and `deep` are
-    MI_t (N,) and z_t (N,) each, as in `criticality_coupling`.
+    Positive = stronger at the deeper layer. NaN if a column is constant. `shallow` and `deep` are
+    pairs of MI_t (N,) and z_t (N,) of the same tokens, as in `criticality_coupling`.
 
     Example:
         >>> z, rows = np.arange(40.0), Clustered([str(n // 4) for n in range(40)])
@@ -73,7 +75,9 @@ def sharpening(
 
 
 def high_stratum(information: ArrayLike) -> np.ndarray:
-    """(N,) whether a token is in the tenth with the highest MI_t, at least one; ties in order.
+    """(N,) whether a token is in the tenth with the highest MI_t, which has at least one token.
+
+    Of tokens with equal MI_t, the first ones are taken.
 
     Example:
         >>> high_stratum([0.1, 0.9, 0.2]).tolist()  # a tenth of three is one
@@ -96,10 +100,11 @@ def correlations(rows: Clustered, **columns: ArrayLike) -> np.ndarray:
 
 
 def _correlation(groups: Sequence[np.ndarray], times: np.ndarray) -> np.ndarray:
-    """(c, c) in a sample with each row so many times; NaN if a column is constant.
+    """(c, c) Spearman correlations of a sample with each row so many times.
 
-    `groups` (N,) are the places of a column's values among its distinct ones. Ranks from their
-    sizes take a quarter of the time of sorting every sample.
+    NaN if a column is constant. `groups` has an array (N,) for each column: the places of its
+    values among its distinct ones. Ranks from the sizes of these groups take a quarter of the time
+    of sorting every sample.
     """
     ranks = []
     for group in groups:

@@ -1,7 +1,7 @@
 """Which heads carry a token's disagreement, how concentrated it is, and the same for noise.
 
-Axes: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural
-Analysis" of the paper (criticality, its Herfindahl index, the permutation null).
+Axes: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural Analysis" of the
+paper (criticality, its Herfindahl index, the permutation null).
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 SHUFFLES = 1000
 """Permutations of a token's divergences over masks, as in the paper."""
 FEWEST_MASKS = 100
-"""With fewer masks, a head's criticality is noise; the paper uses 300."""
+"""With fewer masks, a head's criticality is noise. The paper uses 300."""
 ROUNDING = 1e-12
 """Smaller differences of an index in [1/H, 1] count as equal."""
 
@@ -21,15 +21,15 @@ ROUNDING = 1e-12
 def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
     """How much further a prediction is from the ensemble mean under masks that ablate a head.
 
-    (T, H) nats: for every token, mean divergence over the masks that ablate head h minus that over
-    the masks that keep it, NaN without either; unbiased for the head's marginal effect if masks are
-    independent. Positive: without the head, the prediction diverges more. Source: equation
-    "criticality" of the paper.
+    (T, H) nats: for every token and head, the mean divergence over the masks that ablate the head
+    minus that over the masks that keep it. NaN if no mask ablates it, or none keeps it. Positive:
+    without the head, the prediction diverges more. If masks are independent, this is an unbiased
+    estimate of the head's marginal effect. Source: equation "criticality" of the paper.
 
     Args:
         kl: (S, T) divergence of each subnetwork from the ensemble mean, nats
             (`AnswerStatistics.kl`).
-        masks: (S, H), 1 = kept, a row per subnetwork, with repetitions.
+        masks: (S, H), 1 = kept. A mask that was drawn twice has two rows.
 
     Example:
         >>> masks = [[0, 1], [1, 0]]  # the first mask ablates head 0, the second head 1
@@ -43,10 +43,12 @@ def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
 def concentration(criticality: ArrayLike) -> np.ndarray:
     """Herfindahl index of the positive part of a profile over heads.
 
-    Sum of squares of the shares max(b_h, 0) / sum of max(b, 0), (...) of criticality (..., H): 1/H
-    if all heads are equal, 1 if one carries all, NaN if none is positive; NaN counts as no share.
-    Its inverse is an effective number of heads. Always compare it with its null: noise has about
-    ten effective heads for 32 heads and 300 masks.
+    The share of a head is max(b_h, 0) divided by the sum of these over heads, and the index is the
+    sum of the squared shares: an array (...) of criticality (..., H). It is 1/H if all heads are
+    equal, 1 if one head has all, and NaN if none is positive. A head with NaN has no share.
+
+    The inverse of the index is an effective number of heads. Always compare it with its null: noise
+    has about ten effective heads for 32 heads and 300 masks.
 
     Example:
         >>> concentration([1.0, 1.0, 0.0, 0.0]).item()  # two of four heads carry all
@@ -62,12 +64,13 @@ def concentration(criticality: ArrayLike) -> np.ndarray:
 
 
 class PermutationNull(NamedTuple):
-    """Observed concentration against divergences that are independent of masks: (T,), NaN where
-    undefined.
+    """Observed concentration beside that of divergences that are independent of the masks.
+
+    Arrays (T,), NaN where undefined.
 
     Attributes:
-        z: observed index minus mean of the null, divided by its standard deviation; higher = fewer
-            heads than noise. The null is skewed: beyond 1.96 is no test at 5 %.
+        z: observed index minus mean of the null, divided by the null's standard deviation. Higher =
+            fewer heads than noise. The null is skewed, so that z > 1.96 is no test at 5 %.
         effective_heads: 1 / observed index, see `concentration`.
         null_effective_heads: mean of 1 / index over the null.
     """
@@ -77,9 +80,7 @@ class PermutationNull(NamedTuple):
     null_effective_heads: np.ndarray
 
 
-def permutation_null(
-    kl: ArrayLike, masks: ArrayLike, shuffles: int = SHUFFLES, seed: int = 0
-) -> PermutationNull:
+def permutation_null(kl: ArrayLike, masks: ArrayLike, seed: int) -> PermutationNull:
     """Concentration against a null that permutes a token's divergences over its masks.
 
     All tokens of an example share the permutations, since they share masks. Each head keeps its
@@ -87,38 +88,35 @@ def permutation_null(
 
     Args:
         kl, masks: as in `head_criticality`, of one example.
-        shuffles: permutations per token, at least two.
-        seed: of the permutations; use the example's (`AnswerStatistics.mask_seed`), so that results
-            do not depend on the order of examples or on shards.
+        seed: of the permutations. Use that of the example's masks (`AnswerStatistics.mask_seed`),
+            so that results do not depend on the order of examples or on shards.
 
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
         >>> kl = 1.0 - masks[:, :1]  # 1 nat if head 0 is ablated
-        >>> null = permutation_null(kl, masks, shuffles=100)
+        >>> null = permutation_null(kl, masks, seed=0)
         >>> null.effective_heads.round(2).tolist(), bool(null.z[0] > 1)  # noise spreads over more
         ([1.0], True)
     """
     divergence, kept = _checked(kl, masks)
-    if shuffles < 2:
-        raise ValueError(f"a null needs at least two draws, got {shuffles}")
     contrasts = _contrasts(kept)
-    unshuffled = np.tile(np.arange(len(kept)), (shuffles, 1))
+    unshuffled = np.tile(np.arange(len(kept)), (SHUFFLES, 1))
     order = np.random.default_rng(seed).permuted(unshuffled, axis=1)
     observed = concentration(divergence.T @ contrasts)
     # A draw with one huge divergence at a mask that keeps all heads has no positive head: its index
     # is NaN, which pandas leaves out.
     draws = (concentration(token[order] @ contrasts) for token in divergence.T)
-    null = pd.DataFrame(dict(enumerate(draws)), index=range(shuffles))
+    null = pd.DataFrame(dict(enumerate(draws)), index=range(SHUFFLES))
     spread = null.std().where(lambda sd: sd > ROUNDING)
     z = (observed - null.mean()) / spread
     return PermutationNull(z.to_numpy(), 1 / observed, (1 / null).mean().to_numpy())
 
 
 def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Divergences minus each token's smallest, and which heads are kept.
+    """Divergences minus the smallest one of their token, and which heads are kept.
 
-    Criticality does not change if a constant is added to a token's divergences; without the
-    smallest, a constant token has criticality exactly 0.
+    A constant that is added to a token's divergences does not change criticality. With the smallest
+    one subtracted, a token of equal divergences has criticality exactly 0.
     """
     divergence, mask = np.asarray(kl, dtype=float), np.asarray(masks)
     shapes = f"got {divergence.shape} and {mask.shape}"
@@ -134,7 +132,7 @@ def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _contrasts(kept: np.ndarray) -> np.ndarray:
-    """(S, H) weights whose sum with divergences is a head's criticality; NaN where undefined."""
+    """(S, H) weights: criticality is the sum of divergences times these. NaN where undefined."""
     times = kept.sum(0)
     others = len(kept) - times
     weights = np.where(kept, -1 / np.maximum(times, 1), 1 / np.maximum(others, 1))

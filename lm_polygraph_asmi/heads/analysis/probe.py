@@ -22,9 +22,10 @@ NUMBERS = (1, 2, 4, 8, 16)
 
 
 def extremes(mi: pd.Series, count: int = COUNT) -> tuple[pd.Index, pd.Index]:
-    """Indices of the tokens of highest and of lowest MI, most extreme first; ties in given order.
+    """Indices of the `count` tokens of highest and of lowest MI, the most extreme first.
 
-    `count` of each; with fewer than 2 x count tokens, half of them. NaN is never chosen.
+    With fewer than 2 x count tokens, each group is half of them. Of equal MI, the first are taken.
+    NaN is never chosen.
     """
     known = mi.dropna()
     count = min(count, len(known) // 2)
@@ -33,7 +34,8 @@ def extremes(mi: pd.Series, count: int = COUNT) -> tuple[pd.Index, pd.Index]:
 
 
 def ablations(order: ArrayLike, numbers: ArrayLike) -> np.ndarray:
-    """(..., K, H) masks, 1 = kept, without the first k heads of an order (..., H); K numbers k."""
+    """(..., K, H) masks, 1 = kept: for each of K `numbers` k, the first k heads of an order
+    (..., H) are ablated."""
     rank = np.argsort(np.asarray(order), axis=-1)  # of each head
     return (rank[..., None, :] >= np.asarray(numbers)[:, None]).astype(float)
 
@@ -41,13 +43,13 @@ def ablations(order: ArrayLike, numbers: ArrayLike) -> np.ndarray:
 def flip_rates(flips: ArrayLike, rows: Clustered) -> list[Interval]:
     """Share of tokens that flip, for each number of ablated heads, with 95 % intervals.
 
-    Bootstrap over whole clusters. Wilson's interval over clusters if each has one token, or if none
-    or all flip, because resamples of equal values do not vary.
+    Intervals are a bootstrap over whole clusters. They are Wilson's over clusters if each cluster
+    has one token, or if none or all flip, because resamples of equal values do not vary.
 
     Args:
-        flips: (m, K) 0 or 1, a column for each number of ablated heads; a fraction for the mean
-            over draws of random heads.
-        rows: the tokens, in clusters of an example or passage.
+        flips: (m, K), a column for each number of ablated heads. 1 = the token flips, or a fraction
+            of draws for random heads.
+        rows: the tokens. Their clusters are answers or passages.
 
     Example:
         >>> rows = Clustered([str(n) for n in range(20)])

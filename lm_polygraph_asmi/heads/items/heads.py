@@ -20,7 +20,7 @@ from lm_polygraph_asmi.heads.analysis.coupling import (
 )
 from lm_polygraph_asmi.heads.analysis.heads import FEWEST_MASKS, permutation_null
 from lm_polygraph_asmi.report.figures import forest
-from lm_polygraph_asmi.report.item import Items, frame
+from lm_polygraph_asmi.report.item import Items, computed, frame
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 from lm_polygraph_asmi.results.runs import Run
 
@@ -44,10 +44,11 @@ def dissected_depths(group: RunGroup) -> list[float]:
 
 @once
 def profiles(group: RunGroup, depth: float) -> pd.DataFrame:
-    """The tokens of a setting at a depth; takes seconds for a hundred answers.
+    """The tokens of a setting at a depth. It takes seconds for a hundred answers.
 
-    Columns: answer (row in use), mi and entropy of the unmasked model (nats), z, effective heads,
-    those of noise, and whether a token is in the high-MI stratum of those with z.
+    Columns: answer (number of the row in use), mi (nats), entropy of the unmasked model (nats), z,
+    heads (effective number), noise (the same of the null), and high: whether a token is in the
+    high-MI stratum of the tokens that have z.
     """
     run, saved = dissected(group, depth) or (None, [])
     if run is None or len(saved[0]["masks"]) < FEWEST_MASKS:
@@ -73,9 +74,13 @@ def _profile(saved: dict[str, Any]) -> pd.DataFrame:
     kl = np.asarray(saved["kl"], dtype=float)
     null = permutation_null(kl, saved["masks"], seed=int(saved["mask_seed"]))
     return pd.DataFrame(
-        {"mi": kl.mean(0), "z": null.z, "heads": null.effective_heads,
-         "noise": null.null_effective_heads}
-    )  # fmt: skip
+        {
+            "mi": kl.mean(0),
+            "z": null.z,
+            "heads": null.effective_heads,
+            "noise": null.null_effective_heads,
+        }
+    )
 
 
 def _rows(group: RunGroup, tokens: pd.DataFrame, unit: str = "clusters") -> Clustered:
@@ -105,7 +110,7 @@ def coupled(group: RunGroup, depth: float, unit: str = "examples") -> Coupling:
 
 @once
 def sharpened(group: RunGroup, depth: float) -> Interval | None:
-    """Coupling at a depth minus that at the shallowest one analysed; None at that one."""
+    """Coupling at a depth minus that at the shallowest depth. None at the shallowest."""
     first = dissected_depths(group)[0]
     if depth == first:
         return None
@@ -116,7 +121,7 @@ def sharpened(group: RunGroup, depth: float) -> Interval | None:
 
 
 def at_all_depths(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, float]]:
-    """(setting, depth) for each depth with head data; for a setting without any, its own depth."""
+    """Each setting with each of its depths that have head data, else with its own depth."""
     return [(g, depth) for g in groups for depth in dissected_depths(g) or [g.depth]]
 
 
@@ -156,13 +161,19 @@ def head_coupling(groups: Sequence[RunGroup]) -> Items:
         "the paper, or over clusters (questions on one text are dependent) where marked. " + DAGGER,
     ]
     return frame(
-        "head_coupling", "Does disagreement correlate with concentrated criticality?",
-        at_all_depths(groups), compute, notes, _figure,
+        "head_coupling",
+        "Does disagreement correlate with concentrated criticality?",
+        computed(at_all_depths(groups), compute, lambda at_depth: at_depth[0].label),
+        notes,
+        _figure,
         signed=(
-            "ρ(MI, z)", "ρ(H, z)", "difference†", "ρ(MI, z), clusters†", "minus shallowest†",
+            "ρ(MI, z)",
+            "ρ(H, z)",
+            "difference†",
+            "ρ(MI, z), clusters†",
+            "minus shallowest†",
         ),
-        label=lambda at_depth: at_depth[0].label,
-    )  # fmt: skip
+    )
 
 
 def _figure(table: pd.DataFrame) -> Figure:

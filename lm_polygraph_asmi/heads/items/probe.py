@@ -11,7 +11,7 @@ from lm_polygraph_asmi.heads.analysis.probe import flip_rates
 from lm_polygraph_asmi.heads.items.heads import DAGGER
 from lm_polygraph_asmi.heads.probe_file import Probe, read_probe
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.item import Items, ReportItem, frame
+from lm_polygraph_asmi.report.item import Items, computed, frame
 from lm_polygraph_asmi.results.run_groups import RunGroup
 from lm_polygraph_asmi.results.runs import Run
 
@@ -40,7 +40,10 @@ def probed(group: RunGroup) -> list[Probed]:
 
 
 def rates(probed: Probed, name: str) -> tuple[int, list[Interval]] | None:
-    """Tokens of one of `ROWS`, and their flip rates in percent for each k; None without tokens."""
+    """Number of tokens of one of `ROWS`, and their flip rate in percent for each k.
+
+    None if there is no such token.
+    """
     level, rule, _ = ROWS[name]
     chosen = probed.probe.groups[level]
     if not len(chosen):
@@ -51,7 +54,7 @@ def rates(probed: Probed, name: str) -> tuple[int, list[Interval]] | None:
 
 
 def causal_probe(groups: Sequence[RunGroup]) -> Items:
-    """Table "causal-flip" of the paper; also with random heads."""
+    """Table "causal-flip" of the paper, with random heads as a control."""
 
     def compute(group: RunGroup) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         rows, panels = [], {}
@@ -66,26 +69,29 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
             panels[group.label] = k, {name: curve for name, (_, curve) in found.items()}
         return rows, panels
 
-    def notes(item: ReportItem) -> list[str]:
-        return [
-            "**High-MI tokens flip under random heads by construction**: MI_t is disagreement "
-            "under random masks. Compare the rows of critical heads with those of random ones.",
-            "Percentage of tokens whose most likely token changes under the ablation, compared "
-            "with the same passes without an ablation; 95 % intervals over clusters (Wilson's if "
-            "none or all flip). Critical: heads by criticality on that token, highest first; "
-            "after the positive heads follow those that help. Random: mean over the draws. "
-            + DAGGER,
-            *(_note(each) for group in item.groups for each in probed(group)),
-        ]
-
+    found = computed(groups, compute)
+    notes = [
+        "**High-MI tokens flip under random heads by construction**: MI_t is disagreement "
+        "under random masks. Compare the rows of critical heads with those of random ones.",
+        "Percentage of tokens whose most likely token changes under the ablation, compared "
+        "with the same passes without an ablation; 95 % intervals over clusters (Wilson's if "
+        "none or all flip). Critical: heads by criticality on that token, highest first; "
+        "after the positive heads follow those that help. Random: mean over the draws. " + DAGGER,
+        *(_note(each) for group in found.groups for each in probed(group)),
+    ]
     return frame(
-        "causal_probe", "Do predictions depend on critical heads?", groups, compute, notes, _figure,
-        digits=0, otherwise=OTHERWISE,
-    )  # fmt: skip
+        "causal_probe",
+        "Do predictions depend on critical heads?",
+        found,
+        notes,
+        _figure,
+        digits=0,
+        otherwise=OTHERWISE,
+    )
 
 
 def _note(probed: Probed) -> str:
-    """Where heads were ablated, and tokens of which two predictions differ that could be one."""
+    """Where heads were ablated, and on how many tokens predictions differ without an ablation."""
     used, tokens = probed.probe.settings, probed.probe.tokens
     other = int((tokens["argmax"] != tokens["token"]).sum())
     changed = int((tokens["replayed"] != tokens["argmax"]).sum())

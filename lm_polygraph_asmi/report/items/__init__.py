@@ -41,6 +41,9 @@ HEADS = "lm_polygraph_asmi.heads.items"
 
 
 def every_report_item() -> list[Make]:
-    """Functions of all items, in the order of a full report; each returns items, or the reason."""
+    """Functions of all items, in the order of a full report.
+
+    Each returns items, or `MissingItem` with the reason why there are none.
+    """
     # Imported here, because it imports this package.
     return [*PAGE, *MAIN, *import_module(HEADS).REPORT_ITEMS, *LAST]

@@ -17,7 +17,7 @@ from lm_polygraph_asmi.analysis.clusters import (
 )
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
-from lm_polygraph_asmi.analysis.prr import PRR, prr_draws, prrs_with_error
+from lm_polygraph_asmi.analysis.prr import prr_draws
 from lm_polygraph_asmi.analysis.right import says_nothing
 from lm_polygraph_asmi.analysis.stability import seed_stability
 from lm_polygraph_asmi.config import ASMIConfig
@@ -27,16 +27,13 @@ from lm_polygraph_asmi.report.item import (
     MissingItem,
     ReportItem,
     brief,
+    computed,
     frame,
     leading,
     per_setting,
 )
-from lm_polygraph_asmi.results.run_groups import (
-    SEMANTIC_ENTROPY,
-    RunGroup,
-    Unavailable,
-    once,
-)
+from lm_polygraph_asmi.report.tables import MethodPRR, method_prrs
+from lm_polygraph_asmi.results.run_groups import SEMANTIC_ENTROPY, RunGroup, Unavailable, once
 from lm_polygraph_asmi.results.runs import MSP
 
 FAMILIES = {
@@ -48,14 +45,17 @@ FAMILIES = {
     "KernelLanguageEntropy": "samples", "PTrue": "probing", "PTrueSampling": "probing",
     "RAUQ": "attention", "RAUQ (entropy)": "attention",
 }  # fmt: skip
-"""The paper's 17 baselines and their families; any other method is "other"."""
+"""The paper's 17 baselines and their families. Any other method is "other"."""
 ASMI_FAMILY = "head masks"
 SAMPLING = {m for m, family in FAMILIES.items() if family == "samples"} | {"PTrueSampling"}
 """Baselines that depend on the sampled answers."""
 
 
 def _families(groups: Sequence[RunGroup]) -> dict[str, str]:
-    """Method -> family, in the paper's order; other methods, then ASMI's variants by depth."""
+    """The family of each method.
+
+    The paper's baselines come first, in its order, then other methods, then ASMI's by depth.
+    """
     names = {method for group in groups for method in group.scores}
     asmi = {method: config.depth for group in groups for method, config in group.methods.items()}
     others = [m for group in groups for m in group.scores if m not in FAMILIES and m not in asmi]
@@ -76,10 +76,14 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
     ]
     return [
         ReportItem(
-            "benchmark", "PRR of every method", groups, _by_method(groups, _marked),
-            _forest(groups, lambda group: intervals_of(group)[0], "PRR"), notes,
+            "benchmark",
+            "PRR of every method",
+            groups,
+            _by_method(groups, _marked),
+            _forest(groups, _intervals, "PRR"),
+            notes,
         )
-    ]  # fmt: skip
+    ]
 
 
 def minus_msp(groups: Sequence[RunGroup]) -> Items:
@@ -91,17 +95,25 @@ def minus_msp(groups: Sequence[RunGroup]) -> Items:
     table = _by_method(groups, _minus_msp)
     return [
         ReportItem(
-            "minus_msp", title, groups, table[table["method"] != MSP].reset_index(drop=True),
+            "minus_msp",
+            title,
+            groups,
+            table[table["method"] != MSP].reset_index(drop=True),
             _forest(groups, _minus_msp, title),
             ["Paired bootstrap of clusters; positive: better than MSP. Uncorrected."],
-            signed=[group.label for group in groups], resamples=PRR_RESAMPLES,
+            signed=[group.label for group in groups],
+            resamples=PRR_RESAMPLES,
         )
-    ]  # fmt: skip
+    ]
+
+
+def _intervals(group: RunGroup) -> dict[str, Interval]:
+    return {method: found.interval for method, found in prrs_of(group).items()}
 
 
 def _minus_msp(group: RunGroup) -> dict[str, Interval]:
-    paired = intervals_of(group)[1]
-    return {method: paired[method, MSP] for method in group.scores if (method, MSP) in paired}
+    found = {method: each.minus_msp for method, each in prrs_of(group).items()}
+    return {method: minus for method, minus in found.items() if minus is not None}
 
 
 def _forest(
@@ -117,8 +129,15 @@ def _forest(
 
 
 @once
-def _with_error(group: RunGroup) -> dict[str, PRR]:
-    return prrs_with_error({m: group.score(m) for m in group.scores}, group.answers)
+def prrs_of(group: RunGroup) -> dict[str, MethodPRR]:
+    """PRR of a setting's methods."""
+    return method_prrs({method: group.score(method) for method in group.scores}, group.answers)
+
+
+def _difference(group: RunGroup, first: str, second: str) -> Interval:
+    """PRR of the first method minus that of the second, on the same resamples."""
+    scores = {method: group.score(method) for method in (first, second)}
+    return prr_intervals(scores, group.answers, [(first, second)])[1][first, second]
 
 
 def _by_method(
@@ -133,30 +152,34 @@ def _by_method(
 
 
 def _marked(group: RunGroup) -> dict[str, Any]:
-    """PRR of a setting's methods; the highest is marked."""
-    by_method: dict[str, Any] = dict(_with_error(group))
+    """PRR of a setting's methods. The highest is marked."""
+    by_method: dict[str, Any] = {method: found.prr for method, found in prrs_of(group).items()}
     for first, second in _first_two(group):
-        by_method[first] = leading(by_method[first], intervals_of(group)[1][first, second])
+        by_method[first] = leading(by_method[first], _difference(group, first, second))
     return by_method
 
 
 def _ranked(group: RunGroup, methods: Iterable[str]) -> list[str]:
     """Methods with a defined PRR, the highest first."""
-    prr = {method: _with_error(group)[method].value for method in methods}
+    prr = {method: prrs_of(group)[method].prr.value for method in methods}
     return sorted((m for m in prr if not np.isnan(prr[m])), key=lambda m: -prr[m])
 
 
 def _first_two(group: RunGroup) -> list[tuple[str, str]]:
-    """The pair of baselines or operating variants of highest PRR; none if there are fewer."""
+    """The two methods of highest PRR, as a pair, of baselines and operating variants.
+
+    An empty list if fewer have a defined PRR.
+    """
     ranked = _ranked(group, [*group.baselines, *group.variants.values()])
     return list(pairwise(ranked[:2]))
 
 
 @per_setting(
-    "datasets", "Datasets",
+    "datasets",
+    "Datasets",
     "Prompt and answer tokens: medians. Tokens an answer, of right and of wrong answers: means. "
     "Empty: share of answers without a letter or digit. Right: share with quality of at least 0.5.",
-)  # fmt: skip
+)
 def datasets(group: RunGroup) -> dict[str, Any]:
     """Table "datasets" of the paper."""
     prompts, empty = group.saved("asmi_prompt_length"), says_nothing(group.saved("greedy_texts"))
@@ -186,7 +209,6 @@ COMPARED = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-
 """Columns of the head-to-head table, first minus second."""
 
 
-@once
 def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
     """The report's comparisons on a setting: name -> (first method, second method)."""
     top, *_ = [*_ranked(group, group.variants.values()), None]
@@ -205,44 +227,33 @@ def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
     }
 
 
-@once
-def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
-    """PRR intervals of a setting's methods, and all differences that the report shows."""
-    scores = {m: group.score(m) for m in group.scores}
-    with_msp = [(method, MSP) for method in scores if MSP in scores and method != MSP]
-    pairs = [*compared_on(group).values(), *_first_two(group), *with_msp]
-    return prr_intervals(scores, group.answers, pairs)
-
-
-def _head_to_head_figure(table: pd.DataFrame) -> Figure:
-    panels = {
-        delta: dict(zip(table["setting"], table[delta], strict=True))
-        for delta in COMPARED
-        if table[delta].notna().any()
-    }
-    return figures.forest(panels, "ΔPRR, 95 % over clusters")
-
-
 @per_setting(
-    "head_to_head", "Head-to-head: paired differences of PRR",
+    "head_to_head",
+    "Head-to-head: paired differences of PRR",
     "Top: the ASMI variant of highest PRR on a setting's answers; SemEnt: semantic entropy (needs "
     "an NLI model). Paired bootstrap of clusters; positive: ASMI is higher. Intervals are "
     "uncorrected. The best baseline (of those in the run) and the top variant are chosen on the "
     "same answers; intervals ignore that choice.",
-    figure=_head_to_head_figure, digits=3, signed=COMPARED, resamples=PRR_RESAMPLES,
-)  # fmt: skip
+    figure=partial(
+        figures.by_setting,
+        columns=dict(zip(COMPARED, COMPARED, strict=True)),
+        label="ΔPRR, 95 % over clusters",
+    ),
+    digits=3,
+    signed=COMPARED,
+    resamples=PRR_RESAMPLES,
+)
 def head_to_head(group: RunGroup) -> dict[str, Any]:
     """Table "h2h" of the paper: paired differences."""
-    intervals, paired = intervals_of(group)
-    pairs = compared_on(group)
+    pairs, prrs = compared_on(group), prrs_of(group)
     if "top Δ best baseline" not in pairs:
         raise Unavailable("no variant and baseline with a defined PRR")
     top, best = pairs["top Δ best baseline"]
     return {
         "setting": group.label,
-        "top variant": f"{top} ({intervals[top].value:.3f})",
-        "best baseline": f"{best} ({intervals[best].value:.3f})",
-        **{name: paired[pairs[name]] if name in pairs else None for name in COMPARED},
+        "top variant": f"{top} ({prrs[top].interval.value:.3f})",
+        "best baseline": f"{best} ({prrs[best].interval.value:.3f})",
+        **{name: _difference(group, *pairs[name]) if name in pairs else None for name in COMPARED},
     }
 
 
@@ -317,16 +328,21 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         *([f"Left out, a larger run has the questions: {'; '.join(doubled)}."] if doubled else []),
     ]
     return frame(
-        "depth_selection", "Depth selection", _sweeps(groups), _depth_rows, notes, figures.depths,
-        digits=3, groups=groups, label=lambda sweep: sweep.symbol,
+        "depth_selection",
+        "Depth selection",
+        computed(_sweeps(groups), _depth_rows, lambda sweep: sweep.symbol),
+        notes,
+        figures.depths,
+        digits=3,
+        groups=groups,
         otherwise="no setting of several clusters was scored at two or more depths (see "
         "asmi_depth_sweep)",
-    )  # fmt: skip
+    )
 
 
 @once
 def _drawn_at_depths(group: RunGroup, *methods: str) -> np.ndarray:
-    """(B, D) PRR at every depth; settings with the same questions share their resamples."""
+    """(B, D) PRR at every depth. Settings with the same questions share their resamples."""
     return prr_draws([group.score(m) for m in methods], group.answers, RESAMPLES)
 
 
@@ -341,12 +357,13 @@ def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
 
 
 @per_setting(
-    "stability", "Seed stability: the same answers with other masks and samples",
+    "stability",
+    "Seed stability: the same answers with other masks and samples",
     "PRR over seeds on the same answers; rank ρ: mean Spearman correlation of pairs of seeds. With "
     "few seeds, the sd is imprecise.",
     digits=3,
     otherwise="no answers were scored twice with other masks or samples (see asmi_stability)",
-)  # fmt: skip
+)
 def stability(group: RunGroup) -> list[dict[str, Any]]:
     """Table "stability" of the paper: other seeds of masks and samples, same answers."""
     columns = "mean PRR", "sd", "lowest", "highest", "rank ρ"

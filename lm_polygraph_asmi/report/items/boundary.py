@@ -1,12 +1,11 @@
 """Limits of the method: closed-book recall, and truncation to the top K tokens."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis.clusters import PRR_RESAMPLES
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
@@ -15,12 +14,15 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.item import Items, frame, per_setting
+from lm_polygraph_asmi.report.item import Items, computed, frame, per_setting
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_depth
 
 
 def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
-    """Pairs of rows of two settings with the same question, or answer, too: by id, else prompt."""
+    """Numbers of the rows of two settings that have the same question, and perhaps answer.
+
+    Questions are the same if their ids are, or their prompts where a setting has no ids.
+    """
     by_id = bool(first.ids and second.ids)
     first_keys, second_keys = (
         (group.ids if by_id else group.saved("input_texts")) or [] for group in (first, second)
@@ -81,43 +83,54 @@ def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
     return rows
 
 
-def _twin_figure(table: pd.DataFrame) -> Figure:
-    panels = {"Sem-ASMI minus MSP": table.set_index("setting")["Sem-ASMI Δ MSP"].to_dict()}
-    return figures.forest(panels, "ΔPRR, 95 % over clusters")
-
-
 def boundary(groups: Sequence[RunGroup]) -> Items:
-    """Same questions with and without the passage; appendix "Boundary Deconfounds"."""
+    """The same questions with and without the passage: appendix "Boundary Deconfounds"."""
     notes = [
         "PRR on the questions of both runs, with the clusters of the open-book rows. Error rates "
         "differ between the two, so compare differences within a row."
     ]
+    found = computed(
+        twins(groups), _twin_rows, lambda twins: f"{twins[0].label} against {twins[1].dataset}"
+    )
     return frame(
-        "boundary", "Boundary: open against closed book", twins(groups), _twin_rows, notes,
-        _twin_figure, digits=3, signed=("Sem-ASMI Δ MSP",), resamples=PRR_RESAMPLES,
-        label=lambda twins: f"{twins[0].label} against {twins[1].dataset}",
+        "boundary",
+        "Boundary: open against closed book",
+        found,
+        notes,
+        partial(
+            figures.by_setting,
+            columns={"Sem-ASMI minus MSP": "Sem-ASMI Δ MSP"},
+            label="ΔPRR, 95 % over clusters",
+        ),
+        digits=3,
+        signed=("Sem-ASMI Δ MSP",),
+        resamples=PRR_RESAMPLES,
         otherwise="no model has runs on the same questions with and without context (see "
         "asmi_squad_closed_book)",
-    )  # fmt: skip
+    )
 
 
 PairOfK = tuple[str, int, RunGroup, str, int, RunGroup, str]
-"""Symbol; smaller K, its setting and method; larger K, its setting and method."""
+"""The symbol, then K, setting and method of the smaller K, then the same of the larger K."""
 
 
 def truncation(groups: Sequence[RunGroup]) -> Items:
-    """The same masks with another K; appendix "Boundary Deconfounds", enlarged truncation."""
+    """The same masks with another K: appendix "Boundary Deconfounds", enlarged truncation."""
     pairs = [pair for symbol in ("Sem-ASMI", "ASMI") for pair in pairs_of_k(groups, symbol)]
     notes = [
         "Answers scored with both K; paired 95 % intervals over clusters. Token ρ: Spearman "
         "correlation of MI_t between the two K, over all tokens. Coverage: mean over all tokens.",
     ]
     return frame(
-        "larger_k", "Boundary: larger K", pairs, _rows_of_k, notes, digits=3,
-        signed=("large Δ small K", "large K Δ MSP"), resamples=PRR_RESAMPLES,
-        label=lambda pair: pair[2].label,
+        "larger_k",
+        "Boundary: larger K",
+        computed(pairs, _rows_of_k, lambda pair: pair[2].label),
+        notes,
+        digits=3,
+        signed=("large Δ small K", "large K Δ MSP"),
+        resamples=PRR_RESAMPLES,
         otherwise="no answers were scored with two K (see asmi_triviaqa_k256)",
-    )  # fmt: skip
+    )
 
 
 def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
@@ -142,7 +155,10 @@ def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
 
 
 def _rows_of_k(pair: PairOfK) -> list[dict[str, Any]]:
-    """PRR of the larger K minus that of the smaller one and of MSP; none without common answers."""
+    """PRR of the larger K minus that of the smaller K, and minus that of MSP.
+
+    An empty list if no answer was scored with both K.
+    """
     symbol, first_k, first, first_method, second_k, second, second_method = pair
     every_row = [(i, i) for i in range(len(first))]
     pairs = every_row if first is second else pairs_of_rows(first, second, True)
@@ -174,9 +190,9 @@ def _rows_of_k(pair: PairOfK) -> list[dict[str, Any]]:
 
 
 def _token_correlation(*scored: tuple[RunGroup, str, Sequence[int]]) -> float | None:
-    """Rank correlation of MI_t over the tokens of two (setting, method, rows); None if not saved.
+    """Rank correlation of MI_t over the tokens of two (setting, method, rows).
 
-    Also None if the answers differ in length, or all values are equal.
+    None if MI_t was not saved, if the answers differ in length, or if all values are equal.
     """
     saved = [(group.mi_of(method), rows) for group, method, rows in scored]
     tokens = [np.concatenate([mi[i] for i in rows]) for mi, rows in saved if mi]
@@ -192,19 +208,21 @@ def _coverage_at(group: RunGroup, top_k: int) -> float | None:
 
 
 @per_setting(
-    "top_k_coverage", "Top-K coverage by disagreement",
+    "top_k_coverage",
+    "Top-K coverage by disagreement",
     "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands by "
     "MI_t. Bound: the most that the mass m outside the top 64 adds to an entropy as one bucket, "
     "−m ln m nats.",
     "Figure: pointwise 95 % bands over clusters (200 resamples); each chooses its bands of tokens.",
-    figure=figures.coverage, digits=3,
-)  # fmt: skip
+    figure=figures.coverage,
+    digits=3,
+)
 def coverage(group: RunGroup) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Table "topk-highmi" of the paper, all bands."""
     saved, information = group.masked("coverage"), group.masked("mi")
     if not saved or not information:
         raise Unavailable("asmi not saved")
-    bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), TOP_K)
+    bands = coverage_by_band(np.concatenate(information), np.concatenate(saved))
     ends = coverage_intervals(information, saved, group.answers)
     rows = [
         {"setting": group.label, "tokens": band}

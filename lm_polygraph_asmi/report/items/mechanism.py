@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import pearsonr
 
-from lm_polygraph_asmi.analysis.cost import PHASES_OF, method_seconds, phase_seconds
+from lm_polygraph_asmi.analysis.cost import PHASES_OF, WARM_UP, method_seconds, phase_seconds
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, error_separation, masking_response
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
@@ -14,16 +14,17 @@ from lm_polygraph_asmi.results.manifest import seconds_by_phase
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 from lm_polygraph_asmi.results.runs import SYMBOLS, Run
 
-WARM_UP = 10
 SEQUENTIAL, BATCHED = "one at a time", "batched"
 
 
 @per_setting(
-    "mechanism", "MI and semantic agreement of tokens",
+    "mechanism",
+    "MI and semantic agreement of tokens",
     "High MI_t counts fully with low agreement A_t, and is discounted with high agreement. "
     "Pearson r: of A_t and MI_t (not its logarithm); H_t: single-pass entropy of the token.",
-    figure=figures.joint, digits=3,
-)  # fmt: skip
+    figure=figures.joint,
+    digits=3,
+)
 def mechanism(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figure "mechanism" (a) of the paper: disagreement and agreement of tokens."""
     mi, agreement = map(np.concatenate, group.need("mi_tokens", "agreement_tokens"))
@@ -45,11 +46,12 @@ def mechanism(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @per_setting(
-    "candidate_cosines", "Cosines of the top candidates of one token",
+    "candidate_cosines",
+    "Cosines of the top candidates of one token",
     "Cosines between rows of the output projection, at the token where the kernel discounts most "
     "(largest MI_t A_t). Negative cosines count as 0 in A_t.",
     figure=figures.cosines,
-)  # fmt: skip
+)
 def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figure "mechanism" (b) of the paper: near-synonyms among a token's candidates."""
     matrices, candidates = group.masked("candidate_cosines"), group.masked("candidates")
@@ -67,15 +69,17 @@ def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @per_setting(
-    "error_separation", "Masking response and error separation",
+    "error_separation",
+    "Masking response and error separation",
     "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with 95 % "
     f"intervals over clusters. Near zero: mean MI_t below {OVER_ROBUST} nats. A candidate screen "
     "that needs no labels, not validated: the paper has one such setting (0.002 nats, and the "
     "signal fails); its others start at 0.016 nats.",
     "Figure: logarithmic axis, values below the first percentile of the positive ones at its lower "
     "end; dot: median.",
-    figure=figures.violins, digits=3,
-)  # fmt: skip
+    figure=figures.violins,
+    digits=3,
+)
 def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Table "babiqa-mechanism" and figure "error-separation" of the paper."""
     (information,) = group.need("mi_tokens")
@@ -103,7 +107,8 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @per_setting(
-    "cost", "Measured cost",
+    "cost",
+    "Measured cost",
     f"Median seconds per answer, without the first {WARM_UP} answers, all depths of a run "
     "together: of each phase, and of all phases that a method needs: greedy answer (all methods); "
     "samples and NLI (Semantic Entropy); masked passes (Sem-ASMI); all of these except NLI, with "
@@ -112,7 +117,7 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     "Last column: seconds of masked passes one at a time (asmi.memory_budget=1), divided by those "
     "of batched ones, if both were run.",
     figure=figures.seconds,
-)  # fmt: skip
+)
 def cost(group: RunGroup) -> list[dict[str, Any]]:
     """Table "cost" of the paper and the phases of its appendix, a row per run."""
     rows = [row for run in group.runs if (row := _cost_of(run))]
@@ -131,9 +136,9 @@ def cost(group: RunGroup) -> list[dict[str, Any]]:
 
 
 def _cost_of(run: Run) -> dict[str, Any] | None:
-    """Seconds and memory of a run; None without saved seconds."""
+    """Seconds and memory of a run. None if it saved no seconds."""
     seconds, used = seconds_by_phase(run.stats), run.settings()
-    phases, methods = phase_seconds(seconds, WARM_UP), method_seconds(seconds, WARM_UP)
+    phases, methods = phase_seconds(seconds), method_seconds(seconds)
     if not phases:
         return None
     settings = used[0] if used else {"scope": "–", "num_masks": "–", "top_k": "–"}

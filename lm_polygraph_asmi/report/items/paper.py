@@ -8,7 +8,7 @@ import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.prr import PRR
-from lm_polygraph_asmi.report.item import Items, ReportItem, bare, frame
+from lm_polygraph_asmi.report.item import Items, ReportItem, bare, computed, frame
 from lm_polygraph_asmi.results.paper import (
     BENCHMARKS,
     MODELS,
@@ -33,18 +33,23 @@ def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> It
     """Every number of the paper that the tables of these items have, too."""
     known = [group for group in groups if all(paper_setting(group))]
     none = "no run has a model and data of the paper"
+    beside = partial(_beside, groups=known, tables={item.name: item for item in made})
     return frame(
-        "reproduction", "The paper's numbers beside these", read_published().itertuples(),
-        partial(_beside, groups=known, tables={item.name: item for item in made}), NOTES,
-        groups=known, digits=3, signed=("difference",),
+        "reproduction",
+        "The paper's numbers beside these",
+        computed(read_published().itertuples(), beside),
+        NOTES,
+        groups=known,
+        digits=3,
+        signed=("difference",),
         otherwise="the tables of this report have none of them" if known else none,
-    )  # fmt: skip
+    )
 
 
 def _beside(
     number: Any, groups: Sequence[RunGroup], tables: Mapping[str, ReportItem]
 ) -> dict[str, Any] | None:
-    """The row of a number; None if the tables lack it."""
+    """The row of one of the paper's numbers. None if the tables lack it."""
     item = tables.get(number.table)
     if item is None or (number.table == "depth_selection" and not _sixteen(item.groups)):
         return None
@@ -79,24 +84,27 @@ def _sixteen(groups: Sequence[RunGroup]) -> bool:
 
 
 def _places(number: Any, groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """Settings of the number's model and data, those of the paper's protocol and size first."""
+    """Settings of the number's model and data, in the order of how near they are to the paper."""
     printed = number.model, number.dataset
     alike = [
-        group for group in groups
-        if all(not name or name == other
-               for name, other in zip(printed, paper_setting(group), strict=True))
-    ]  # fmt: skip
+        group
+        for group in groups
+        if all(
+            not name or name == other
+            for name, other in zip(printed, paper_setting(group), strict=True)
+        )
+    ]
     return sorted(alike, key=lambda g: (bool(departures(g)), abs(len(g) - _rows(number, g))))
 
 
 def _rows(number: Any, group: RunGroup) -> int:
-    """Rows that a number of the paper is about; the n of a coverage counts tokens."""
+    """How many rows a number of the paper is about. The n of a coverage counts tokens instead."""
     whole = number.unit == "coverage" or pd.isna(number.n)
     return BENCHMARKS[paper_setting(group)[1]].rows if whole else int(number.n)
 
 
 def _value(number: Any, item: ReportItem, group: RunGroup) -> Any:
-    """The cell of a table that holds the same quantity; None without one."""
+    """The value of a table that is the same quantity. None if there is none."""
     table, column = item.table, number.column
     conditions = dict(part.split("=", 1) for part in number.row.split("; ") if part)
     if number.table == "benchmark":  # a column per setting
@@ -117,7 +125,7 @@ def _value(number: Any, item: ReportItem, group: RunGroup) -> Any:
 
 
 def _other_protocol(number: Any, group: RunGroup, tables: Mapping[str, ReportItem]) -> list[str]:
-    """What of a run is not the paper's protocol for this number."""
+    """What differs between a setting and the paper's protocol for this number."""
     reasons = departures(group)
     sizes = (_rows(number, group), BENCHMARKS[paper_setting(group)[1]].rows)
     # Up to rounding ("8K" on CoQA) and rows left out.

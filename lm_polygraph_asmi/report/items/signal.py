@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import comparison, selective
 from lm_polygraph_asmi.analysis.clusters import PRR_RESAMPLES, cluster_band
-from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, distinct_signal
+from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, distinct_signal, residual_auroc
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, leading, per_setting
@@ -23,7 +23,10 @@ FEWEST = 10
 
 
 def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
-    """u_sem, and MSP and H (n, 2); raises Unavailable without one of them or without errors."""
+    """u_sem (n,), and the controls MSP and H (n, 2).
+
+    Raises Unavailable if one of them is missing, or if all answers are right or all wrong.
+    """
     group.need_errors()
     u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
     return u_sem, np.column_stack([msp, entropy])
@@ -31,12 +34,13 @@ def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
 
 def _distinct_figure(table: pd.DataFrame) -> Figure:
     main = table[table["signal"] == "u_sem, mean"].drop_duplicates("setting")
-    panels = {"u_sem beyond MSP and H": main.set_index("setting")["residual AUROC"].to_dict()}
-    return figures.forest(panels, f"residual {AREA}", chance=0.5)
+    columns = {"u_sem beyond MSP and H": "residual AUROC"}
+    return figures.by_setting(main, columns, f"residual {AREA}", chance=0.5)
 
 
 @per_setting(
-    "distinct_signal", "A distinct signal: error detection beyond confidence",
+    "distinct_signal",
+    "A distinct signal: error detection beyond confidence",
     "Not a test: a skewed signal, or one whose spread grows with the controls, is detected "
     "although it adds nothing. Out of fold (5 folds of whole clusters). Residual: the signal minus "
     "its linear fit on the controls. Paper's criterion: yes if the interval of the residual AUROC "
@@ -45,10 +49,12 @@ def _distinct_figure(table: pd.DataFrame) -> Figure:
     "independent, so its p is nominal. All uncorrected.",
     "With the controls H(p̄) and mean H(p), whose difference is MI, what is left is the semantic "
     "kernel's share.",
-    figure=_distinct_figure, digits=3, signed=("incremental AUROC",),
-)  # fmt: skip
+    figure=_distinct_figure,
+    digits=3,
+    signed=("incremental AUROC",),
+)
 def distinct(group: RunGroup) -> list[dict[str, Any]]:
-    """Table "app-distinct" of the paper; also other aggregations, raw MI, the kernel's share."""
+    """Table "app-distinct" of the paper, with other aggregations, raw MI and the kernel's share."""
     rows = []
     tests = _tests(group)
     if np.ptp(tests[0][2]) == 0:
@@ -100,10 +106,13 @@ def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
 
 
 @per_setting(
-    "ensemble_mean", "Ensemble-mean entropy alone",
+    "ensemble_mean",
+    "Ensemble-mean entropy alone",
     "Differences of PRR with paired 95 % intervals over clusters.",
-    digits=3, signed=("u_sem Δ H(p̄)", "MI Δ H(p̄)"), resamples=PRR_RESAMPLES,
-)  # fmt: skip
+    digits=3,
+    signed=("u_sem Δ H(p̄)", "MI Δ H(p̄)"),
+    resamples=PRR_RESAMPLES,
+)
 def ensemble_mean(group: RunGroup) -> dict[str, Any]:
     """Appendix "Ensemble-mean entropy alone": does averaging over masks explain the gain?"""
     group.need_errors()
@@ -121,13 +130,14 @@ def ensemble_mean(group: RunGroup) -> dict[str, Any]:
 
 
 @per_setting(
-    "matched_flags", "Errors flagged by u_sem and by entropy at a matched rate",
+    "matched_flags",
+    "Errors flagged by u_sem and by entropy at a matched rate",
     "Each score flags as many answers as there are errors; with ties, counts are means over all "
     "choices. The exact test takes answers as independent.",
     digits=3,
-)  # fmt: skip
+)
 def flags(group: RunGroup) -> dict[str, Any]:
-    """McNemar's test at a matched flag rate; appendix "The Distinct-Signal Analysis"."""
+    """McNemar's test at a matched flag rate: appendix "The Distinct-Signal Analysis"."""
     group.need_errors()
     u_sem, entropy = group.need("u_sem", "entropy")
     test = comparison.mcnemar(u_sem, entropy, group.wrong, int(group.wrong.sum()))
@@ -147,14 +157,16 @@ def _count(mean: float) -> float | int:
 
 
 @per_setting(
-    "confident_fragile", "Confident but fragile",
+    "confident_fragile",
+    "Confident but fragile",
     "Error rates after splitting answers at the medians of MSP and u_sem; one at a median counts "
     "as confident or robust, so ties make the confident share more than half. Gap: "
     "confident-fragile minus confident-robust, 95 % over clusters. Differences in confidence "
     "within the halves can explain a gap: see the residual AUROC. Tokens: of confident answers, "
     "labelled as their answer; the paper finds no effect for tokens.",
-    figure=figures.quadrants, signed=("gap", "token gap"),
-)  # fmt: skip
+    figure=figures.quadrants,
+    signed=("gap", "token gap"),
+)
 def confident_fragile(group: RunGroup) -> tuple[dict[str, Any], dict[str, selective.Quadrants]]:
     """Figure "confident-fragile" (a) of the paper, and the same for tokens."""
     quadrants = _quadrants(group)
@@ -193,19 +205,20 @@ def _regimes_figure(table: pd.DataFrame) -> Figure:
 
 
 @per_setting(
-    "confident_fragile_by_regime", "Confident but fragile, by regime",
+    "confident_fragile_by_regime",
+    "Confident but fragile, by regime",
     "Gap: error rate of confident-fragile minus confident-robust answers, which a high error rate "
     "inflates. Regimes compare by the residual AUROC, as in the figure; 0.5 = chance.",
-    figure=_regimes_figure, digits=3, signed=("gap",),
-)  # fmt: skip
+    figure=_regimes_figure,
+    digits=3,
+    signed=("gap",),
+)
 def _of_regime(group: RunGroup) -> dict[str, Any]:
     return {
         "answers expected from": REGIMES[group.grounded],
         "setting": group.label,
         "gap": _quadrants(group).gap,
-        "residual AUROC": distinct_signal(
-            *_signal_and_controls(group), group.answers
-        ).residual_auroc,
+        "residual AUROC": residual_auroc(*_signal_and_controls(group), group.answers),
     }
 
 
@@ -221,13 +234,16 @@ BANDS = (
 
 
 @per_setting(
-    "payoff", "Deployment payoff: filtering confident answers",
+    "payoff",
+    "Deployment payoff: filtering confident answers",
     "Error rate of the half most confident by MSP, and after abstaining on half of it by u_sem or "
     "by entropy. Negative difference: u_sem filters better. Confident share and coverage are the "
     "actual ones: a half and a quarter, unless many answers tie at the median of MSP.",
     f"{BANDS} Curves end where fewer than {FEWEST} answers are left.",
-    figure=figures.payoff, digits=3, signed=("u_sem − entropy",),
-)  # fmt: skip
+    figure=figures.payoff,
+    digits=3,
+    signed=("u_sem − entropy",),
+)
 def payoff(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Table and figure "payoff" of the paper."""
     u_sem, controls = _signal_and_controls(group)
@@ -256,12 +272,15 @@ def payoff(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @per_setting(
-    "aurc", "Area under the risk-coverage curve",
+    "aurc",
+    "Area under the risk-coverage curve",
     "AURC: lower = better. The lowest is bold if the paired 95 % interval (over clusters) of its "
     "difference from the next excludes 0, else italic. Negative difference: u_sem is better.",
     BANDS,
-    figure=figures.risk_coverage, digits=3, signed=("u_sem − MSP",),
-)  # fmt: skip
+    figure=figures.risk_coverage,
+    digits=3,
+    signed=("u_sem − MSP",),
+)
 def aurc(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Table "payoff-aurc" of the paper, and its curves."""
     u_sem, controls = _signal_and_controls(group)
@@ -289,11 +308,13 @@ def _with_band(
 
 
 @per_setting(
-    "global_selector", "A trained global selector",
+    "global_selector",
+    "A trained global selector",
     "Error rate of the answers accepted by a logistic selector fitted out of fold; negative: u_sem "
     "helps.",
-    digits=3, signed=("with − without",),
-)  # fmt: skip
+    digits=3,
+    signed=("with − without",),
+)
 def selector(group: RunGroup) -> list[dict[str, Any]]:
     """Appendix "A trained global selector"."""
     u_sem, controls = _signal_and_controls(group)

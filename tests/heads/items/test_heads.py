@@ -54,7 +54,7 @@ def test_the_table_is_that_of_the_tokens(group, run):
     own, parts = run[1]["stats"], []
     for row, masked in enumerate(at_depth(own, 0.6)):
         kl = np.asarray(masked["kl"], dtype=float)
-        null = permutation_null(kl, masked["masks"], runs.SHUFFLES, masked["mask_seed"])
+        null = permutation_null(kl, masked["masks"], masked["mask_seed"])
         columns = {"mi": kl.mean(0), "h": own["asmi_entropy"][row], **null._asdict()}
         parts.append(pd.DataFrame(columns).assign(row=row, cluster=row // 2))
     tokens = pd.concat(parts, ignore_index=True)

@@ -1,8 +1,9 @@
-"""Algorithm 1 of the paper, "Sem-ASMI Uncertainty Estimation". Whatever is scored, is scored here.
+"""Algorithm 1 of the paper, "Sem-ASMI Uncertainty Estimation", up to the statistics of tokens.
 
 Input x of P tokens; model f; layer l*; S samples, mask rate p, truncation K (`Settings`). Line 1,
 the greedy answer y of T tokens, is the caller's: LM-Polygraph's, or that of a user. Lines 2 to 8
-follow. Line 9 is in `scores`, so that saved statistics can be scored again without a model.
+follow. Line 9 is in `scores`, which estimators, `Score` and the report call, so that saved
+statistics can be scored again without a model.
 """
 
 from typing import Any
@@ -42,7 +43,10 @@ from lm_polygraph_asmi.core.statistics import CANDIDATES, TOP_K, Settings, conca
 def unmasked_pass(
     f: MaskedModel, x_y: Int[Tensor, " tokens"], P: int, layers: list[int], scope: str
 ) -> UnmaskedPass:
-    """Line 2: h_cache, the states that enter each layer to be masked."""
+    """Line 2: h_cache, the states that enter each layer to be masked.
+
+    The whole model runs, not only f_pre: the unmasked distributions are used as well.
+    """
     # 2: h_cache <- f_pre(x, y)
     return run_unmasked(f, x_y, P, layers, scope, keeps_cache(f, layers, scope))
 

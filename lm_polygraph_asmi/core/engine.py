@@ -37,16 +37,19 @@ from lm_polygraph_asmi.core.model.memory import distributions_at_once, in_chunks
 from lm_polygraph_asmi.core.statistics import AnswerStatistics, Settings, concatenated
 
 NO_EVIDENCE = 1.0
-"""div(x) of fewer than two non-empty responses: as of unrelated ones.
+"""div(x) where fewer than two sampled responses have a token: as of unrelated ones.
 
-Then alpha < 0.001 and Adapt-ASMI equals ASMI: its discount needs evidence that answers paraphrase
-each other.
+With the paper's tau and beta alpha is then below 0.001, so Adapt-ASMI is nearly ASMI: its discount
+needs evidence that answers paraphrase each other.
 """
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Keeps statistics under keys that hold all they depend on, as `results.cache.ResultCache`."""
+    """Keeps statistics under keys that hold all they depend on, as `results.cache.ResultCache`.
+
+    Nothing may be kept under a key whose "revision" is None: it does not identify the model.
+    """
 
     def get(self, key: dict[str, Any]) -> Any | None: ...
 
@@ -54,7 +57,7 @@ class Store(Protocol):
 
 
 class Engine:
-    """Scores responses under S head masks at one layer, or at one after the other.
+    """Scores responses under S head masks at one layer, or at several, each by itself.
 
     Per response: one unmasked pass, then the layers from the target layer on, under S masks.
     `details`: also masks, per-mask KL and log-likelihoods, and the top candidates. `store`: is
@@ -104,10 +107,10 @@ class Engine:
         """All statistics of a prompt and a response of T tokens at each depth, by default the
         config's, from one unmasked pass; stored ones are read.
 
-        Several `responses` are one text with each of the ends that it may have. The one that the
-        model would write is scored, see `_unmasked_pass`. Raises ValueError: an empty response, or
-        text longer than the context window; FloatingPointError: logits that are no distribution, as
-        `readout`.
+        Several `responses` are the token ids of one answer with each of the ends that it may have,
+        such as a stop string or an end token. The one that the model would write is scored, see
+        `_unmasked_pass`. Raises ValueError: an empty response, or text longer than the context
+        window; FloatingPointError: logits that are no distribution, as `readout`.
         """
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
         start = time.perf_counter()
@@ -221,7 +224,9 @@ class Engine:
         at_once = distributions_at_once(f.model, hidden.device, self.config.memory_budget)
         found = concatenated(in_chunks(of, range(len(tokens)), at_once))
         found["tokens"] = tokens.numpy().astype(np.int64)
-        for at in np.flatnonzero(np.isneginf(found["log_likelihood"]))[:1].tolist():
+        impossible = np.flatnonzero(np.isneginf(found["log_likelihood"])).tolist()
+        if impossible:
+            at = impossible[0]
             raise ValueError(
                 f"the answer's token {at + 1} of {len(tokens)} (id {int(tokens[at])}) has "
                 "probability 0 under the model, whose logit for it is minus infinity: the model "
@@ -238,8 +243,11 @@ def diversity_of(
     attention: str | None = None,
     structure: str | None = None,
 ) -> list[float]:
-    """div(x) of each of several lists of N responses to a prompt, up to the tokens that are
-    embedded; higher = more diverse. `NO_EVIDENCE` if N < 2."""
+    """div(x) of each of several lists of N responses to a prompt; higher = more diverse.
+
+    All lists have the same N; `NO_EVIDENCE` if N < 2. Callers leave out empty responses, and cut
+    each behind the token that is embedded, see `response_embeddings`.
+    """
     if len(responses[0]) < 2:
         return [NO_EVIDENCE] * len(responses)
     with masked_model(model, attention, structure) as f:

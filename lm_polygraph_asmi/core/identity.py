@@ -34,7 +34,7 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
         if found["key"]["revision"] is None:
             log.warning(
                 "%s has forward hooks, or a forward method set on a module. Their results cannot "
-                "be identified, so the result cache is not used for this model. Remove them",
+                "be identified, so nothing of this model is stored in a result cache. Remove them",
                 type(model).__name__,
             )
     key: dict[str, Any] = found["key"]

@@ -56,8 +56,8 @@ def heads_masked_at_once(num_heads: int, mask_rate: float) -> tuple[int, float]:
     """The 1 - `DEGRADATION` quantile of the number of heads that one mask masks.
 
     Returns:
-        The binomial distribution's, which the default uses; and equation "app-fidelity", a Gaussian
-        upper bound.
+        That of the binomial distribution, by which p is chosen (`largest_mask_rate`); and equation
+        "app-fidelity", a Gaussian upper bound.
 
     Example:
         >>> exact, gaussian = heads_masked_at_once(32, 0.15)  # 4.8 heads on average

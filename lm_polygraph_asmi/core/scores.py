@@ -69,9 +69,9 @@ def aggregate(
 ) -> float:
     """The score of an answer from the (T,) scores of its tokens, in their unit.
 
-    The paper's is the mean (equation "seq-unc"). It falls with the length of an answer if most
-    tokens are robust, as closing tokens and later parts of words are; the sum grows with length;
-    the maximum does not depend on it. Which one ranks errors best depends on the data.
+    The paper's is the mean (equation "seq-unc"). Most tokens of a long answer are robust, such as
+    the later parts of words, so its mean tends to be lower. The sum grows with the length. Which
+    of mean, sum and maximum ranks errors best depends on the data.
 
     Args:
         aggregation: one of `config.AGGREGATIONS`.

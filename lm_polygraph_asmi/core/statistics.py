@@ -14,13 +14,14 @@ TOP_K = (1, 8, 16, 32, 64, 128, 256)
 CANDIDATES = 8
 """Tokens per position in the field `candidates`."""
 MASKS_FIRST = ("top_token", "kl", "masked_log_likelihood")
-"""Statistics of tokens whose axis 0 are the S masks; of all others, it is the T tokens."""
+"""Statistics whose axis 0 are the S masks; of all others, it is the T tokens. A new one of shape
+(S, T) must be listed here."""
 
 UNMASKED = (
     "tokens", "prompt_length", "entropy", "log_likelihood", "likeliest", "unmasked_seconds",
     "masked_seconds", "reused",
 )  # fmt: skip
-"""Fields of the answer, its unmasked pass and its time."""
+"""Fields that do not depend on the masked layer, and times: a run saves them in other places."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class AnswerStatistics:
     # Of the unmasked model, over the whole vocabulary; the same at every depth.
     entropy: Float[np.ndarray, " T"]  # higher = more uncertain
     log_likelihood: Float[np.ndarray, " T"]  # at most 0
-    # Of the subnetworks, on the support.
+    # Of the subnetworks, on the support; A_t without the rest, coverage over the whole vocabulary.
     mi: Float[np.ndarray, " T"]  # MI_t, higher = more uncertain
     agreement: Float[np.ndarray, " T"]  # A_t in [0, 1], higher = closer in meaning
     entropy_of_mean: Float[np.ndarray, " T"]  # of the averaged distribution
@@ -65,8 +66,8 @@ class AnswerStatistics:
     top_token: Int[np.ndarray, "S T"]  # the most likely one
     mask_seed: int
     settings: Settings  # in use, with those derived for the model
-    unmasked_seconds: float  # of the unmasked pass, which other depths may share
-    masked_seconds: float  # of this depth alone
+    unmasked_seconds: float  # until the unmasked pass has ended; other depths may share it
+    masked_seconds: float  # of this depth alone, self-checks included
     reused: bool  # whether this depth was read from the result cache
     # The unmasked model's most likely tokens; None: stored by a release before 0.4.
     likeliest: Int[np.ndarray, " T"] | None = None

@@ -129,11 +129,31 @@ def test_a_pass_that_is_wrong_or_fails_is_never_believed(
         assert error(model, sequence(length), scope) < 1e-5
     assert of_model(passes_in_use, model, scope) == [FULL]
     first, *others = caplog.messages
-    assert f"{names[0]!r} failed the self-check (scope {scope}): total variation" in first
+    assert f"{names[0]!r} failed the self-check (scope {scope}): it differs" in first
     assert others == [
         f"LlamaForCausalLM: {names[1]!r} failed the self-check (scope {scope}): "
-        f"KeyError: 'of a model'. Using {FULL!r}, which is slower"
+        f"it raised KeyError: 'of a model'. Using {FULL!r}, which is slower"
     ]
+
+
+def test_lengths_that_a_faster_pass_compared_say_nothing_of_the_next(monkeypatch):
+    """The packed answers of the first text are as long together as a longer answer of one row."""
+
+    def fails_later(model, unmasked, *rest):
+        if len(unmasked.input_ids) > 13:
+            raise KeyError("too long")
+        return packed(model, unmasked, *rest)
+
+    def wrong(*given):
+        return rows(*given) + 0.3
+
+    packed, rows = (PASSES["response"][name] for name in ("packed", "rows after the prompt"))
+    monkeypatch.setitem(PASSES["response"], "packed", fails_later)
+    monkeypatch.setitem(PASSES["response"], "rows after the prompt", wrong)
+    monkeypatch.setattr(subnetworks, "packed", fails_later)  # which packs all masks
+    model = tiny_model("llama")
+    for length in (13, 17):
+        assert error(model, sequence(length), "response") < 1e-5
 
 
 def test_an_error_of_full_passes_is_raised(monkeypatch):

@@ -56,7 +56,7 @@ def test_a_changed_model_is_another_one(change, foreign, effect, tmp_path, caplo
     results.put(model_key(model), "with")
     assert results.get(model_key(model)) == (None if foreign else "with")
     assert results.get(model_key(tiny_model("llama"))) == "without"
-    assert caplog.text.count("the result cache is not used") == foreign
+    assert caplog.text.count("is stored in a result cache") == foreign
 
 
 def test_hooks_and_weights_exchanged_are_others():

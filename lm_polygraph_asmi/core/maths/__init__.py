@@ -9,8 +9,8 @@ and `scores` turns all of it into the score of the answer.
 Each axis has one letter throughout: S head masks (subnetworks), T response positions, H query
 heads, V vocabulary, K tokens kept per distribution, U tokens in the union of the S kept sets,
 D width of the output projection, N sampled responses; p is the probability of masking a head.
-`counts`: how often each mask was drawn, by default once each. Logarithms are natural, entropies in
-nats.
+`counts`: how often each mask was drawn, by default once each; with it, the axis S has only the
+distinct masks. Logarithms are natural, entropies in nats.
 """
 
 from lm_polygraph_asmi.core.maths.agreement import (

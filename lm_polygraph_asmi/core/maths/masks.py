@@ -26,11 +26,11 @@ def bernoulli(
 def balanced(
     num_masks: int, num_heads: int, mask_rate: float, generator: torch.Generator
 ) -> Float[Tensor, "S H"]:
-    """Each head is masked in floor(pS) or ceil(pS) of the S masks, pS on average.
+    """Each head is masked in floor(pS) or ceil(pS) of the S masks, pS on average; at least once.
 
-    Count and masks are random, independently between heads. If S >= 1/p, every head is masked at
-    least once; the paper's coverage bound (equation "app-coverage") reaches this only with high
-    probability and more masks. If S < 1/p, every head is masked exactly once: a rate 1/S above p.
+    Count and masks are random, independently between heads. The paper's coverage bound (equation
+    "app-coverage") masks every head only with high probability, and with more masks. If S < 1/p,
+    every head is masked exactly once: a rate 1/S above p.
     """
     uniform = _uniform(num_masks, num_heads, generator=generator)
     times, fraction = divmod(mask_rate * num_masks, 1)

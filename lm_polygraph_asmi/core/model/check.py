@@ -44,16 +44,19 @@ LIMITS = {torch.float64: 1e-5, torch.float32: 2e-4}
 LIMIT_16_BITS = 2e-2
 """Largest total variation, mean over the response, explained by rounding.
 
-Measured for correct passes: in 32 bits 2e-6; in bfloat16 6e-3 to 2e-2 for the packed sequences of
-SmolLM2-135M-Instruct. Observed errors: 3e-3 to 0.6.
+Correct passes differed by 2e-6 in 32 bits, and in bfloat16 by 6e-3 to 2e-2 (packed sequences of
+SmolLM2-135M-Instruct). Wrong passes differed by 3e-3 to 0.6: the smallest of these are caught in 32
+bits, and not in 16.
 """
 ROUNDINGS = 2.0
 """In 16 bits the limit is at least this many times the difference between attention backends."""
 OUTSTANDING = 10.0
 """A single position may differ by this many times the mean allowed."""
 SAME_STATES = 0.1
-"""Final states come from one pass: their readout may differ by this fraction of the limit."""
+"""Final states come from one pass: their readout may differ by this fraction of the limit. In 32
+bits the whole limit is allowed."""
 LONGER = 2
+"""Lengths up to this many times the longest that was compared are not compared again."""
 
 
 @dataclass
@@ -67,8 +70,8 @@ class Trusted:
     used: bool = False  # whether an answer was scored with the first
 
     def give_up(self) -> str:
-        """Do without the first from now on; its name."""
-        self.used = False
+        """Do without the first from now on; its name. The next one has not been compared yet."""
+        self.used, self.compared = False, (0, 0)
         return self.names.pop(0)
 
 
@@ -77,7 +80,7 @@ def trusted(f: MaskedModel, layer: int, scope: str) -> Trusted:
     key = "trusted", layer, scope, f.attention, f.compiles
     if key not in f.found:
         names, tried = list(PASSES[scope]), f.structure.passes.get(scope)
-        # Of a class that nobody tried, layers may know caches of another kind.
+        # Layers of a class that is not in the table may know caches of another kind.
         start = names.index(tried) if tried else int(scope == "response")
         if scope == "response" and f.attention not in MASKABLE:
             start = max(start, 1)
@@ -131,7 +134,7 @@ def check_unmasked(f: MaskedModel, unmasked: UnmaskedPass) -> None:
     allowed = max(SAME_STATES * limit(lowest_precision(f.model)), LIMITS[torch.float32])
     if f.compiles and found > allowed:  # compiled layers round otherwise
         allowed = max(limit(lowest_precision(f.model)), ROUNDINGS * _rounding(f, unmasked))
-    if not found <= allowed:
+    if not found <= allowed:  # NaN is not, either
         raise RuntimeError(
             f"self-check failed for {type(f.model).__name__}: the final states do not give the "
             f"model's distributions (total variation {found:.2g}). Nothing was scored. Remove "
@@ -140,7 +143,7 @@ def check_unmasked(f: MaskedModel, unmasked: UnmaskedPass) -> None:
     longest[0] = length
 
 
-def failure(
+def self_check(
     f: MaskedModel,
     unmasked: UnmaskedPass,
     layer: int,
@@ -148,10 +151,14 @@ def failure(
     states: Float[Tensor, "B T D"],
     positions: int,
 ) -> str | None:
-    """How final states of the first and the last mask differ from full passes beyond rounding, in
-    words; None if they do not, or if answers of such lengths were compared before.
+    """The self-check: how masked passes differ from full passes beyond rounding, in words.
 
-    `positions`: of all answers in one pass. What was compared is noted with the passes in use.
+    The first and the last distinct mask are compared. None: no difference, or answers of such
+    lengths were compared before.
+
+    Args:
+        states: final states under all masks.
+        positions: most positions that one pass had of all its answers together.
     """
     use, lengths = trusted(f, layer, unmasked.scope), (unmasked.before, positions)
     seen = all(now <= LONGER * most for now, most in zip(lengths, use.compared, strict=True))
@@ -166,8 +173,11 @@ def failure(
         allowed = limit(lowest_precision(f.model))
         if found[worst] > allowed:
             allowed = max(allowed, ROUNDINGS * _rounding(f, unmasked))
-        if not found[worst] <= allowed:
-            return f"total variation {found[worst]:.2g} (mask {worst + 1} of {len(masks)})"
+        if not found[worst] <= allowed:  # NaN is not, either
+            return (
+                f"it differs from full passes by a total variation of {found[worst]:.2g} (mask "
+                f"{worst + 1} of {len(masks)} distinct ones)"
+            )
         use.compared = max(use.compared[0], lengths[0]), max(use.compared[1], positions)
     use.used = True
     return None

@@ -43,7 +43,8 @@ class UnmaskedPass:
     entering: dict[int, Float[Tensor, "1 N D"]]  # each target layer
     after: dict[int, Float[Tensor, "T D"]]  # each target layer; the last one's after the norm
     # For scope "response":
-    attention_masks: dict[int, Tensor | None] = field(default_factory=dict)  # of each layer
+    # From the lowest target layer on:
+    attention_masks: dict[int, Tensor | None] = field(default_factory=dict)
     caches: dict[int, OneLayerCache] = field(default_factory=dict)  # of all positions, if kept
     prompt_caches: list[Any] = field(default_factory=list)  # the model's own, on first use
 
@@ -168,7 +169,8 @@ def suffix_under(
 
     `mask`: 1 keeps a head; rows and positions may be 1 for all. `entering`: states that enter the
     layer, while those below return at once; None: the model's own. `one_row`: the model runs one
-    row, of which the masks make B behind the projection.
+    row, whose attention runs once; its output is copied for each of the B masks, masked, and then
+    projected.
     """
     structure, layers = f.structure, f.layers
     target = layers[layer]
@@ -212,7 +214,7 @@ def suffix(
     masks: Shaped[Tensor, "B H"],
     one_row: bool = True,
 ) -> Float[Tensor, "B T D"]:
-    """Heads masked at every position; one row up to the projection, since masks act behind it.
+    """Heads masked at every position; one row up to the projection, whose input masks change.
 
     `one_row`: False for layers that compare the sizes of their arguments: B rows from the start.
     """
@@ -268,7 +270,8 @@ def full_passes(
 def packed(
     f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
 ) -> Float[Tensor, "B T D"]:
-    """Heads masked in the response: one sequence, of which the B subnetworks are parts.
+    """Heads masked where the response is predicted, from the last prompt token on: one sequence, of
+    which the B subnetworks are parts.
 
     They follow the keys and values of the prompt, which the unmasked pass kept, and do not attend
     to each other.
@@ -299,7 +302,7 @@ def packed(
         *((layers[index], partial(see_own_copy, index)) for index in above),
         *suffix_under(f, layer, mask, entering, given=own),
     ]
-    # With a mask of its own the model makes none, which takes longer than a layer.
+    # A mask is passed because the model would build one, which takes longer than a layer.
     inputs = {"position_ids": places, "attention_mask": own["attention_mask"]}
     with replaced_forwards(*replaced):
         states = states_of(f.base(input_ids=ids, **inputs, use_cache=False))
@@ -328,8 +331,8 @@ def _packed_mask(
 def rows_after_prompt(
     f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
 ) -> Float[Tensor, "B T D"]:
-    """Heads masked in the response: rows of a batch, each after a copy of the model's own cache of
-    the prompt (keys and values, recurrent states)."""
+    """Heads masked where the response is predicted: rows of a batch, each after a copy of the
+    model's own cache of the prompt (keys and values, recurrent states)."""
     base, ids, before, cache = f.base, unmasked.tokens(f.model), unmasked.before, None
     if before:
         if not unmasked.prompt_caches:

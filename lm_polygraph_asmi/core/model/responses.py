@@ -25,9 +25,10 @@ def response_embeddings(
     """hidden_states[L // 2] (0 = embeddings) at the final token of each response (at least one), in
     float32.
 
-    At the prompt's last token for an empty response. Source:
-    section "Adaptive semantic weighting" of the paper. Raises ValueError: an empty prompt, a
-    sequence beyond the context window, or a model of one layer.
+    Callers cut a response behind the token that is to be embedded (the setting `gate_token`). An
+    empty one is embedded at the prompt's last token. Source: section "Adaptive semantic weighting"
+    of the paper. Raises ValueError: an empty prompt, a sequence beyond the context window, or a
+    model of one layer.
     """
     layer = f.structure.num_layers // 2
     if layer == 0:

@@ -111,7 +111,7 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
         training = [module for module in modules if module.training]
         current = attention_of(model)
         if outermost:
-            findings(model)  # in its present state, which counts until the session ends
+            findings(model)  # records the state with which the session's end compares
             undo.append(partial(setattr, record, "in_session", False))
             record.in_session, record.own_attention = True, current
         implementation = attention or record.own_attention or current

@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     objects: list[Any]  # modules, tensors and forward methods; of a former look, references to them
     trains: bool  # whether a module is in training mode, which is not of its state
     values: list[Hashable]  # versions and places of tensors, hooks, adapters, configuration
-    traced: bool  # whether every write to a tensor leaves a trace
+    traced: bool  # whether PyTorch counts every write to its tensors
     sums: list[int]  # of the weights read, see `watch`
 
 
@@ -162,7 +162,7 @@ def watch(model: nn.Module, modules: Iterable[nn.Module]) -> None:
 def _is_as_seen(seen: Seen | None, now: Seen) -> bool:
     return (
         seen is not None
-        and seen[2:] == now[2:]
+        and (seen.values, seen.traced, seen.sums) == (now.values, now.traced, now.sums)
         and len(seen.objects) == len(now.objects)
         and all(map(is_, [one() for one in seen.objects], now.objects))
     )

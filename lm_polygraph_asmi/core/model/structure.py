@@ -55,7 +55,7 @@ class Structure:
     heads: dict[int, int]  # H of each of them
     width: int  # most inputs of such a projection
     returns: tuple[int, ...]  # length of the tuple that each layer returns; 0: a tensor alone
-    passes: dict[str, str]  # by scope, the first to try, of `classes.csv`; empty: the fastest
+    passes: dict[str, str]  # of `classes.csv`: by scope, the first passes to try
     lm_head: str | None = None  # the module that returns the logits, if the setting names it
 
     def layer_at(self, depth: float) -> int:

@@ -12,7 +12,14 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from lm_polygraph_asmi.core.model.check import FULL, PASSES, Pass, check_unmasked, failure, trusted
+from lm_polygraph_asmi.core.model.check import (
+    FULL,
+    PASSES,
+    Pass,
+    check_unmasked,
+    self_check,
+    trusted,
+)
 from lm_polygraph_asmi.core.model.masked import MaskedModel
 from lm_polygraph_asmi.core.model.memory import batch_bytes, default_budget, in_chunks
 from lm_polygraph_asmi.core.model.passes import (
@@ -66,12 +73,16 @@ def run_subnetworks(
     memory_budget: int | None = None,
     shortcut: bool = True,
 ) -> Subnetworks:
-    """Run the masked passes of S masks; equal masks once, the all-ones mask not at
-    all unless `shortcut` is False.
+    """Run the masked passes of S masks; equal masks once.
 
-    `memory_budget`: bytes above weights and cached states; None: `default_budget`. When memory
-    runs out, chunks are halved and nothing is lost. Raises ValueError: a layer without heads, or
-    masks that are not (S, H) zeros and ones; RuntimeError: see `check_unmasked`.
+    Args:
+        memory_budget: bytes above weights and cached states; None: `default_budget`. When the
+            memory of a device runs out, masks run in smaller chunks.
+        shortcut: whether the mask that keeps all heads has the unmasked states, and no pass.
+
+    Raises:
+        ValueError: a layer without heads, or masks that are not (S, H) zeros and ones.
+        RuntimeError: see `check_unmasked`.
     """
     heads = f.num_heads(layer)
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
@@ -90,21 +101,23 @@ def run_subnetworks(
     check_unmasked(f, unmasked)
     budget = memory_budget or default_budget(unmasked.final_hidden.device)
     use = trusted(f, layer, unmasked.scope)
+    # Until the passes of one kind are right; full passes, the last, always are.
     while len(masked):
         way = PASSES[unmasked.scope][use.names[0]]
         chunk = _masks_per_pass(f, unmasked, len(masked), budget, way)
         try:
-            states = torch.cat(in_chunks(partial(way, f, unmasked, layer), masked, chunk))
+            parts = in_chunks(partial(way, f, unmasked, layer), masked, chunk)
         except (torch.OutOfMemoryError, FloatingPointError):
             raise
         except Exception as error:  # models raise different errors
             if use.names[0] == FULL:
                 raise
-            wrong: str | None = f"{type(error).__name__}: {error}"
+            wrong: str | None = f"it raised {type(error).__name__}: {error}"
         else:
-            hidden[~kept] = states
-            positions = len(unmasked.final_hidden) * (chunk if way is packed else 1)
-            wrong = failure(f, unmasked, layer, masked, states, positions)
+            states = hidden[~kept] = torch.cat(parts)
+            together = max(map(len, parts)) if way is packed else 1
+            positions = together * len(unmasked.final_hidden)
+            wrong = self_check(f, unmasked, layer, masked, states, positions)
         if wrong is None:
             break
         failed = use.give_up()

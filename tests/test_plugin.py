@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from hatchling.build import build_wheel
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from lm_polygraph.utils.model import WhiteboxModel
@@ -27,6 +28,7 @@ from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.compose import compose_run
 from tests.benchmarks import hub_dataset
+from tests.composing import composed
 from tests.pages import PAGES, blocks
 from tests.polygraph import SCRIPT, polygraph_eval_here, run_forked
 
@@ -92,6 +94,13 @@ def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere, mon
     assert load_script.is_relative_to(site)
     assert load_script.is_file()
     assert len(config["estimators"]) == BASELINES + 3
+
+
+def test_a_sweep_has_a_folder_before_its_first_job(monkeypatch):
+    """Hydra makes it when its own resolver knows nothing yet."""
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+    for name in ("asmi_coqa", "asmi_grid", "asmi_stability"):
+        assert f"output/{name}/" in composed(name).hydra.sweep.dir
 
 
 @pytest.mark.parametrize(

@@ -168,8 +168,11 @@ def _page(
     )
 
 
-def _short_path(path: str | None) -> str | None:
-    """The last parts of an absolute path, to keep the rest private."""
+def _short_path(path: str | list[str] | None) -> str | None:
+    """The last parts of an absolute path, to keep the rest private; name and configuration of a
+    data set as one text."""
+    if isinstance(path, list):
+        path = " ".join(map(str, path))
     return "/".join(Path(path).parts[-2:]) if path and Path(path).is_absolute() else path
 
 

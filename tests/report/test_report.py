@@ -141,7 +141,7 @@ def test_a_plain_report_is_a_page_with_two_figures(tmp_path):
     """The command leaves the files of the function; no path of this machine is in them."""
     about = manifest(60)
     about["model"]["path"] = "/secret/models/tiny/snapshot"
-    about["dataset"]["source"] = "/secret/data/shared/squad.json"
+    about["dataset"]["source"] = ["/secret/data/shared/squad", "continuation"]
     saved = content(depths=(60, 90))
     saved["estimations"]["sequence", r"A $\frac$ <b>_|&%#{}"] = list(range(60))
     run, one, two = (tmp_path / name for name in ("secret/run", "one", "two"))
@@ -155,7 +155,7 @@ def test_a_plain_report_is_a_page_with_two_figures(tmp_path):
         assert b"/secret" not in (one / path).read_bytes()
     page = (one / "index.html").read_text()
     assert "A $\\frac$ &lt;b&gt;_|&amp;%#{}" in page
-    assert "model tiny/snapshot (abc); data shared/squad.json" in page
+    assert "model tiny/snapshot (abc); data shared/squad continuation" in page
 
 
 def test_numbers_of_the_tables_are_those_of_the_statistics(everything):

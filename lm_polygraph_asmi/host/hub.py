@@ -174,6 +174,16 @@ def fetch_command(name: str) -> str:
     command = ["hf", "download", name]
     if HydraConfig.initialized():
         hydra = HydraConfig.get()
-        command = ["polygraph_asmi", "fetch", "--config-name", str(hydra.job.config_name)]
+        name, sources = str(hydra.job.config_name), hydra.runtime.config_sources
+        own = [
+            s.path
+            for s in sources
+            if s.provider in ("main", "command-line")
+            and s.path
+            and Path(s.path) != configs_path()
+            and Path(s.path, f"{name}.yaml").is_file()
+        ]
+        command = ["polygraph_asmi", "fetch", "--config-name", name]
+        command += [word for path in own[-1:] for word in ("--config-dir", path)]
         command += list(hydra.overrides.task)
     return f"where there is a connection, run `{shlex.join(command)}`"

@@ -72,7 +72,7 @@ def _problem(
     problem = Repository(path, cache=cache).problem() or _misfit(path, cache, wrong)
     return (
         problem
-        and f"the {what} {path!r} {problem}; set {setting} to a local folder with such a model"
+        and f"the {what} {path!r} {problem}; to use another, set {setting} to a local folder"
     )
 
 

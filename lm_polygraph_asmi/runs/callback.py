@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.mends import mended
 from lm_polygraph_asmi.results.manifest import (
     FORMAT,
@@ -33,6 +34,7 @@ from lm_polygraph_asmi.results.manifest import (
 )
 from lm_polygraph_asmi.results.runs import read_manager
 from lm_polygraph_asmi.runs.checks import Plan, prepare, read_plan
+from lm_polygraph_asmi.runs.needs import LANGUAGE_MODEL
 from lm_polygraph_asmi.runs.rows import results_folder
 from lm_polygraph_asmi.runs.screen import screen
 
@@ -72,8 +74,11 @@ class RunRecord(Callback):
         JobFailed.reasons.clear()
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
+        main = inspect.unwrap(task_function)
+        if not inspect.isfunction(main):
+            raise SystemExit(f"{STOPPED}: expected a function as its main, got {main!r}")
         run = _job_of_sweep if config.hydra.mode == RunMode.MULTIRUN else _recorded
-        _let_run_call(partial(run, config), inspect.unwrap(task_function))
+        _let_run_call(partial(run, config), main)
 
 
 def _let_run_call(run: Callable[[Main, Any], Any], main: Any) -> None:
@@ -194,6 +199,11 @@ def _started_manifest(plan: Plan) -> dict[str, Any]:
         "config_name": hydra.job.config_name,
         "model": {"name": choices.get("model"), **model_of(job["model"])},
         "dataset": {"name": choices.get("benchmark"), **data, "revision": plan.rows.revision},
+        "side_models": {
+            source.name: source.folder.name
+            for source in (need.source for need in plan.needs if need.by != LANGUAGE_MODEL)
+            if isinstance(source, Repository) and source.folder
+        },
         "methods": _methods(plan, job),
         "packages": packages(),
         "device": device_name(),

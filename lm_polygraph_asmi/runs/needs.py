@@ -88,6 +88,13 @@ class Need(NamedTuple):
     problem: str | None = None
     fatal: bool = True
 
+    @property
+    def to_download(self) -> int | None:
+        """Bytes that are not on this machine; None if they are not known."""
+        if isinstance(self.source, Repository) and not self.problem and self.source.missing():
+            return self.source.size()
+        return None if self.problem else 0
+
 
 def needs_of(plan: "Plan") -> list[Need]:
     """All that a run would download, or LM-Polygraph by itself.
@@ -122,7 +129,9 @@ def _language_model(config: DictConfig) -> Iterator[Need]:
         chosen = (model.get("load_model_args") or {}).get
         repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
         problem = repository.problem()
-        said = problem and f"the model {name!r} {problem}; set model.path to a local folder"
+        said = (
+            problem and f"the model {name!r} {problem}; to use another, set model.path to a folder"
+        )
         # A load script of the user's may know a model that is not here.
         fatal = Path(script).is_relative_to(configs_path())
         yield Need(f"model {name}", LANGUAGE_MODEL, repository, said, fatal)
@@ -182,7 +191,10 @@ def _of_metrics(config: DictConfig) -> Iterator[Need]:
             sources += SENTENCES
         for source in sources:
             problem = source.problem()
-            said = problem and f"{source.name}, which {name} needs, {problem}; or {OTHER_METRIC}"
+            said = (
+                problem
+                and f"{source.name}, which {name} needs, {problem}; to do without, {OTHER_METRIC}"
+            )
             yield Need(source.name, name, source, said)
 
 
@@ -191,7 +203,7 @@ def _checkpoint(path: str) -> Need:
     source = source_of(path)
     if source and source.missing():
         problem = source.problem()
-        said = problem and f"{path} {problem}; set align_score_path to a local file {FILE}"
+        said = problem and f"{path} {problem}; to use a copy, set align_score_path to its {FILE}"
     else:
         said = checkpoint_problem(path)
     return Need(f"{path}, of AlignScore", "AlignScore", source, said)

@@ -16,7 +16,9 @@ from functools import lru_cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
+from unittest.mock import patch
 
+import datasets
 import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
@@ -237,6 +239,8 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
     """A table, and the commit of a hub dataset, after which `datasets` names its cache's folder."""
     first, *configuration = [source] if isinstance(source, str | Path) else source
     name = " ".join(map(str, (first, *configuration)))
+    # Of a hub that does not answer, `datasets` would ask again for a minute.
+    refusal = (hub := repository_of(source)) and hub.refusal()
     try:
         if _is_saved(Path(first)):
             loaded = load_from_disk(str(first))
@@ -244,12 +248,14 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
         if Path(first).exists():
             return load_dataset(str(first), *configuration, split=split).to_list(), None
         place, _, pinned = str(first).partition("@")
-        table = load_dataset(place, *configuration, split=split, revision=pinned or None)
+        with patch.object(datasets.config, "HF_HUB_OFFLINE", bool(refusal)):
+            table = load_dataset(place, *configuration, split=split, revision=pinned or None)
         commits = [Path(file["filename"]).parent.name for file in table.cache_files]
+        if refusal and pinned and not "".join(commits).startswith(pinned):
+            raise LookupError(f"{pinned} is not on this machine")  # else the latest one there
         return table.to_list(), commits[0] if commits else None
     except Exception as error:  # a library's own
-        hub = repository_of(source)
-        reason = (hub and hub.refusal()) or error.__cause__ or error
+        reason = refusal or error.__cause__ or error
         raise ValueError(
             f"cannot read the split {split!r} of the dataset {name}: {reason}. Expected a file "
             "that is there, a dataset of the hub, a folder written by save_to_disk, or one of "

@@ -10,6 +10,7 @@ import multiprocessing
 import re
 import sys
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -212,7 +213,8 @@ def _log_notices(screen: Screen, terminal: tuple[Any, Any], undo: ExitStack) -> 
     files = [h.baseFilename for h in root.handlers if isinstance(h, logging.FileHandler)]
     if files:
         undo.callback(screen.tell_hidden, files[0])
-        undo.callback(logging.captureWarnings, False)
+        # A script's own may capture them, too.
+        undo.callback(logging.captureWarnings, warnings.showwarning.__module__ == "logging")
         logging.captureWarnings(True)
     for handler in _of_terminal(root, terminal):
         undo.callback(handler.setStream, handler.stream)

@@ -97,9 +97,9 @@ REFUSED = [  # a name, the files that are left, or changed entries of the config
     *((which, *fault) for which in SETTINGS for fault in (
         ("some/none", "is not on this machine, and HF_HUB_OFFLINE blocks the hub; where"),
         ("/no/such/folder", "is neither a local folder nor a valid hub ID"),
-        ([], "lacks its configuration and weights and tokenizer; set"),
+        ([], "lacks its configuration and weights and tokenizer; to"),
         (["config.json", "vocab.json", "merges.txt"], "lacks its weights;"),
-        (["config.json", "model.safetensors"], "lacks its tokenizer; set"),
+        (["config.json", "model.safetensors"], "lacks its tokenizer; to"),
         (NOT_A_CLASSIFIER, "is a DebertaForMaskedLM, expected a model for sequence"),
     )),
     ("nli", labelled("LABEL_0", "LABEL_1"), "has the labels LABEL_0, LABEL_1, lacks"),
@@ -109,7 +109,7 @@ REFUSED = [  # a name, the files that are left, or changed entries of the config
      "label of class 3 of 3"),
     ("nli", {"model_type": "roberta"}, "is of type roberta, expected deberta or deberta-v2"),
     ("nli", {"model_type": "no such type"}, "has no configuration that transformers reads"),
-    ("cross_encoder", labelled("a", "b"), "has 2 outputs, expected one, a similarity; set"),
+    ("cross_encoder", labelled("a", "b"), "has 2 outputs, expected one, a similarity; to"),
 ]  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_faults_are_told_before_the_language_model_is_loaded(
     (finding,) = side_model_findings(stand_ins, f'{which}_path="{path}"')
     assert finding.text.startswith(f"the {SETTINGS[which]} {path!r} ")
     assert message in finding.text
-    assert finding.text.endswith(f"; set {which}_path to a local folder with such a model")
+    assert finding.text.endswith(f"; to use another, set {which}_path to a local folder")
     assert finding.fatal
 
 

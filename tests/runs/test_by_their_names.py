@@ -1,6 +1,7 @@
 """Shipped configs as people start them, by the names they have, with a hub on this machine."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.results.runs import Run, load_run
 from tests.hub import TOKEN, Hub
 from tests.hub_files import BENCHMARKS, write_dataset, write_hub
@@ -130,7 +132,10 @@ def machine(tmp_path: Path, hub: Hub, stand_ins: StandIns) -> Machine:
 def test_a_benchmark_on_a_mirror(machine):
     """All comes from it, each file once, and then the run needs no connection."""
     hub = machine.hub
-    machine.run(*COQA)
+    run = machine.run(*COQA)
+    recorded = {name: hub.repository("models", name) for name in run.manifest["side_models"]}
+    assert recorded.keys() == {*SIDE_MODELS}
+    assert run.manifest["side_models"]["yzha/AlignScore"] == recorded["yzha/AlignScore"].commit
     assert hub.past == set()
     assert set(hub.fetched().values()) == {1}
     assert {file for file in hub.fetched() if file.endswith(".bin")} == {
@@ -218,6 +223,18 @@ def test_a_repository_that_stops_answering_in_the_middle_of_a_file(machine, file
     machine.hub.resume()
     machine.run(*COQA)
     assert {each for each, times in machine.hub.fetched().items() if times > 1} == {file}
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(machine):
+    """`datasets` would ask again, each time after a longer pause, and say so."""
+    machine.hub.silent.add("LM-Polygraph/coqa")
+    own = machine.folder / "own"
+    own.mkdir()
+    shutil.copy(configs_path() / "asmi_coqa.yaml", own / "mine.yaml")
+    command = ("--config-dir", str(own), "--config-name", "mine", "data.first=2")
+    fetch = f"polygraph_asmi fetch --config-name mine --config-dir {own} data.first=2"
+    machine.fails(*command, says=("LM-Polygraph/coqa", "does not answer", fetch))
+    assert len([r for r in machine.hub.requests if "LM-Polygraph/coqa" in r.path]) <= 10
 
 
 @pytest.mark.slow

@@ -33,8 +33,8 @@ from lm_polygraph_asmi.results.manifest import (
     write_manifest,
 )
 from lm_polygraph_asmi.results.runs import read_manager
-from lm_polygraph_asmi.runs.checks import Plan, prepare, read_plan
-from lm_polygraph_asmi.runs.needs import LANGUAGE_MODEL
+from lm_polygraph_asmi.runs.checks import Finding, Plan, findings_of, read_plan
+from lm_polygraph_asmi.runs.needs import LANGUAGE_MODEL, download
 from lm_polygraph_asmi.runs.rows import results_folder
 from lm_polygraph_asmi.runs.screen import screen
 
@@ -137,7 +137,9 @@ def _start(config: DictConfig, main: Main, until_end: ExitStack) -> Path:
     started = time.time()
     reset_peak_memory()
     plan = read_plan(config)
-    findings = prepare(plan)
+    findings = [finding for each in findings_of(plan).values() for finding in each]
+    if not any(finding.fatal for finding in findings):
+        findings += map(Finding, download(need for need in plan.needs if not need.problem))
     for finding in findings:
         log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
     if fatal := [finding.text for finding in findings if finding.fatal]:

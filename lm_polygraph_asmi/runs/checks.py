@@ -26,7 +26,6 @@ from lm_polygraph_asmi.runs.needs import (
     LANGUAGE_MODEL,
     ROWS,
     Need,
-    download,
     metrics_of,
     needs_of,
 )
@@ -295,12 +294,4 @@ def findings_of(plan: Plan) -> dict[str, list[Finding]]:
             found[name] = list(check(plan))
         except Exception as error:  # an interpolation that fails can raise anything
             found[name] = [Finding(f"{type(error).__name__}: {error}")]
-    return found
-
-
-def prepare(plan: Plan) -> list[Finding]:
-    """All findings of a run; if it can start, with those of downloading what is missing."""
-    found = [finding for each in findings_of(plan).values() for finding in each]
-    if not any(finding.fatal for finding in found):
-        found += map(Finding, download(need for need in plan.needs if not need.problem))
     return found

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from lm_polygraph_asmi.host.align_score import CHECKPOINT, FILE, checkpoint_problem, source_of
 from lm_polygraph_asmi.host.configs import configs_path, container
 from lm_polygraph_asmi.host.hub import Repository
-from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem
+from lm_polygraph_asmi.host.side_models import CLASSIFIERS, classifier_problem
 from lm_polygraph_asmi.runs.rows import repository_of, source_of_rows
 
 if TYPE_CHECKING:
@@ -147,11 +147,10 @@ def _rows(plan: "Plan") -> Iterator[Need]:
 
 
 def _of_methods(plan: "Plan") -> Iterator[Need]:
-    problems = {"deberta_path": nli_problem, "cross_encoder_name": cross_encoder_problem}
     for name, settings in _calculators(plan).items():
-        for setting in problems.keys() & settings.keys():
+        for setting in CLASSIFIERS.keys() & settings.keys():
             path, cache = settings[setting], settings.get("hf_cache")
-            problem = problems[setting](path, cache)
+            problem = classifier_problem(setting, path, cache)
             yield Need(f"model {path}", name, Repository(path, cache=cache), problem)
 
 
@@ -168,8 +167,7 @@ def _calculators(plan: "Plan") -> dict[str, dict[str, Any]]:
     while wanted:
         entry = provider.get(wanted.pop())
         if entry is not None and entry.name not in needed:
-            settings = container(entry.cfg)
-            needed[entry.name] = settings.get("cfg") or settings  # timed ones hold one
+            needed[entry.name] = container(entry.cfg)
             wanted.extend(entry.dependencies)
     return needed
 

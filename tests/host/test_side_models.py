@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from itertools import product
 
 import nltk
@@ -12,13 +13,19 @@ from lm_polygraph.stat_calculators import SemanticMatrixCalculator
 from transformers import AutoTokenizer, DebertaTokenizer
 
 from lm_polygraph_asmi.host.hub import Repository
-from lm_polygraph_asmi.host.side_models import load_nli_model, nli_problem, use_single_separator
+from lm_polygraph_asmi.host.side_models import (
+    classifier_problem,
+    load_nli_model,
+    use_single_separator,
+)
 from lm_polygraph_asmi.runs.checks import CHECKS, read_plan
 from tests.composing import composed
 
 TWO_SEPARATORS = int(transformers.__version__.split(".")[0]) >= 5
 CLS, SEP = 1, 2
 FIRST, SECOND = "The ferry was built in 1931.", "Who built it?"
+
+nli_problem = partial(classifier_problem, "deberta_path")
 
 
 def ids(tokenizer, text: str) -> list[int]:
@@ -163,6 +170,10 @@ def test_labels_in_any_case_and_order(stand_ins, tmp_path, monkeypatch):
     assert load_nli_model(path, device="cpu").deberta.config.label2id["ENTAILMENT"] == 0
     monkeypatch.chdir(tmp_path)  # LM-Polygraph changes no labels of models by this publisher
     changed(stand_ins.nli, tmp_path / "microsoft" / "nli", **config)
-    assert "lacks CONTRADICTION, ENTAILMENT, NEUTRAL" in nli_problem("microsoft/nli")
+    assert "lacks CONTRADICTION, ENTAILMENT, NEUTRAL" in classifier_problem(
+        "deberta_path", "microsoft/nli"
+    )
     changed(stand_ins.nli, tmp_path / "microsoft" / "v2", model_type="deberta-v2")
-    assert "is of type deberta-v2, expected deberta; " in nli_problem("microsoft/v2")
+    assert "is of type deberta-v2, expected deberta; " in classifier_problem(
+        "deberta_path", "microsoft/v2"
+    )

@@ -21,10 +21,9 @@ from transformers import (
 )
 from transformers.utils import is_peft_available, logging
 
-from lm_polygraph_asmi.host.hub import Repository
+from lm_polygraph_asmi.host.hub import ADAPTER, Repository
 from lm_polygraph_asmi.host.smollm2 import log, smollm2_source
 
-ADAPTER = "adapter_config.json"
 SMOLLM2 = "smollm2"
 """Name of the demo's model."""
 

@@ -208,7 +208,9 @@ def _started_manifest(plan: Plan) -> dict[str, Any]:
         },
         "methods": _methods(plan, job),
         "packages": packages(),
-        "device": device_name(),
+        "device": torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"cpu, {torch.get_num_threads()} threads",
         "config": without_secrets(job),
     }
 
@@ -272,9 +274,3 @@ def peak_memory() -> dict[str, int]:
         unit = 1 if sys.platform == "darwin" else 1024
         peak = {"main": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit} | peak
     return peak
-
-
-def device_name() -> str:
-    """The accelerator, or the processor."""
-    gpu = torch.cuda.is_available()
-    return torch.cuda.get_device_name() if gpu else f"cpu, {torch.get_num_threads()} threads"

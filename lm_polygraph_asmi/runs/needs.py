@@ -12,7 +12,7 @@ import nltk
 from lm_polygraph.defaults.register_default_stat_calculators import (
     register_default_stat_calculators,
 )
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.host.align_score import CHECKPOINT, FILE, checkpoint_problem, source_of
 from lm_polygraph_asmi.host.configs import configs_path, container
@@ -125,9 +125,14 @@ def _language_model(config: DictConfig) -> Iterator[Need]:
     model = container(config.get("model") or DictConfig({}))
     name, script = str(model.get("path")), str(model.get("path_to_load_script") or configs_path())
     kind = model.get("type", "CausalLM")
-    if "path" in model and kind in ("CausalLM", "Seq2SeqLM") and not Path(name).is_dir():
-        chosen = (model.get("load_model_args") or {}).get
-        repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
+    chosen = (model.get("load_model_args") or {}).get
+    repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
+    if "path" not in model or kind not in ("CausalLM", "Seq2SeqLM"):
+        return
+    if base := repository.base:
+        model = {"path": base, "load_model_args": {"cache_dir": repository.cache}}
+        yield from _language_model(OmegaConf.create({"model": model}))
+    if not Path(name).is_dir():
         problem = repository.problem()
         said = (
             problem and f"the model {name!r} {problem}; to use another, set model.path to a folder"

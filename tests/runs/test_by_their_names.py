@@ -262,3 +262,23 @@ def test_fetch_gets_all_that_a_run_needs_and_says_sizes_first(machine):
     assert len(hub.requests) == asked
     again = machine.start("fetch", *COQA)
     assert again.stdout.count(" here ") == again.stdout.count("\n│")
+
+
+@pytest.mark.slow
+def test_the_base_of_an_adapter_is_fetched_with_it(files, tmp_path, stand_ins):
+    (tmp_path / "hub" / "models" / "own" / "adapter").mkdir(parents=True)
+    (tmp_path / "hub" / "datasets").symlink_to(files / "datasets")
+    for owner in (files / "models").iterdir():
+        (tmp_path / "hub" / "models" / owner.name).symlink_to(owner)
+    own = tmp_path / "hub" / "models" / "own" / "adapter"
+    (own / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{QWEN}"}}')
+    (own / "adapter_model.safetensors").touch()
+    (own / "tokenizer.json").touch()
+    with Hub(tmp_path / "hub") as hub:
+        machine = Machine(tmp_path, hub, stand_ins)
+        done = machine.start("fetch", *COQA, "model.path=own/adapter")
+        assert done.returncode == 0, done.stderr
+        assert FIRST_SHARD in hub.fetched()
+        own, base = (f"model {name} " for name in ("own/adapter", QWEN))
+        again = machine.start("fetch", *COQA, "model.path=own/adapter").stdout
+        assert (own in again, base in again) == (True, True)

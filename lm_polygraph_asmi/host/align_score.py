@@ -44,12 +44,9 @@ class _Skipped(dict[Any, Any]):
     """In the place of an object that a trainer saved beside the weights; its class is not run."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
+        """Nothing is kept."""
 
-    def ignore(self, _: Any) -> None:
-        pass
-
-    __setstate__ = append = extend = ignore
+    __setstate__ = append = extend = __init__
 
 
 class _OnlyWeights(pickle.Unpickler):

@@ -14,6 +14,7 @@ import huggingface_hub
 import nltk
 import numpy as np
 import pytest
+import transformers
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.configs import configs_path
@@ -83,6 +84,7 @@ class Machine:
         reload(huggingface_hub.constants)  # where libraries have read the variables
         reload(datasets.config)
         huggingface_hub.hf_api.api.endpoint = huggingface_hub.constants.ENDPOINT
+        transformers.utils.hub._hf_api = None  # of an earlier test, with its mirror
         huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 1000  # what is written at once, 10 MB else
         sleep = time.sleep  # before each of several attempts
         time.sleep = lambda seconds: sleep(min(seconds, 0.01))

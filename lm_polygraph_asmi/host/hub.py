@@ -107,7 +107,10 @@ class Repository:
 
     def size(self) -> int | None:
         """Bytes that are still to be downloaded; None if the hub does not tell."""
-        sizes = [size for name, size in self.listed().items() if not self.cached(name)]
+        try:
+            sizes = [size for name, size in self.listed().items() if not self.cached(name)]
+        except Exception:  # others than the named have types that depend on the release
+            return None
         return None if None in sizes else sum(filter(None, sizes))
 
     def refusal(self) -> str | None:
@@ -115,7 +118,7 @@ class Repository:
         hub, meant = f"the hub ({constants.ENDPOINT})", did_you_mean(self.name)
         try:
             self.listed()
-        except Exception as error:  # others than the named have types that depend on the release
+        except Exception as error:  # as above
             reasons = {
                 errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE blocks the hub"
                 f"{meant * ('/' not in self.name)}; {fetch_command(self.name)}",
@@ -142,7 +145,8 @@ class Repository:
             return f"lacks its {parts}"
         if not missing or not (refusal := self.refusal()):
             return None
-        return f"is not on this machine{f' with its {parts}' * bool(self.folder)}, and {refusal}"
+        here = f"on this machine without its {parts}" if self.folder else "not on this machine"
+        return f"is {here}, and {refusal}"
 
     def download(self) -> Path:
         """Its folder, when all is on this machine, with its base; ConnectionError if not.
@@ -192,7 +196,7 @@ def fetch_command(name: str) -> str:
             if s.provider in ("main", "command-line")
             and s.path
             and Path(s.path) != configs_path()
-            and Path(s.path, f"{name}.yaml").is_file()
+            and Path(s.path, f"{name.removesuffix('.yaml')}.yaml").is_file()
         ]
         command = ["polygraph_asmi", "fetch", "--config-name", name]
         command += [word for path in own[-1:] for word in ("--config-dir", path)]

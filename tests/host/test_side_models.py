@@ -159,7 +159,7 @@ def test_a_model_in_the_cache_of_the_hub(stand_ins, tmp_path):
         index.write_text(json.dumps({"weight_map": {"a": shard, "b": "shard.safetensors"}}))
         assert Repository(name, cache=cache).missing() == missing
     assert nli_problem(name, cache).startswith(
-        "the NLI model 'microsoft/stand-in' is not on this machine with its weights, and "
+        "the NLI model 'microsoft/stand-in' is on this machine without its weights, and "
         "HF_HUB_OFFLINE blocks the hub; where there is a connection, run `"
     )
 

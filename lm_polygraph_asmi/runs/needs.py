@@ -18,7 +18,7 @@ from lm_polygraph_asmi.host.align_score import CHECKPOINT, FILE, checkpoint_prob
 from lm_polygraph_asmi.host.configs import configs_path, container
 from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.side_models import CLASSIFIERS, classifier_problem
-from lm_polygraph_asmi.runs.rows import repository_of, source_of_rows
+from lm_polygraph_asmi.runs.rows import are_chosen, repository_of
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.runs.checks import Plan
@@ -145,7 +145,8 @@ def _language_model(config: DictConfig) -> Iterator[Need]:
 def _rows(plan: "Plan") -> Iterator[Need]:
     """The data set of rows that were not read yet."""
     unread = not plan.rows.rows and not plan.faults
-    if unread and (rows := repository_of(source_of_rows(plan.config))):
+    source = "data.source" if are_chosen(plan.config) else "dataset"
+    if unread and (rows := repository_of(OmegaConf.select(plan.config, source))):
         reason = rows.refusal()
         said = reason and f"the dataset {rows.name} cannot be read: {reason}; see data.source"
         yield Need(f"dataset {rows.name}", ROWS, rows, said)

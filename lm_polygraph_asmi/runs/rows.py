@@ -273,11 +273,10 @@ def repository_of(source: Any) -> Repository | None:
     return Repository(name, revision or None, part="".join(configuration) or None, kind="dataset")
 
 
-def source_of_rows(config: DictConfig) -> Any:
-    """What a run names as the source of its rows, unread."""
+def are_chosen(config: DictConfig) -> bool:
+    """Whether the rows of a run are those of its node `data`."""
     # Unresolved: resolving it saves the rows.
-    written = str(cast(dict[str, Any], OmegaConf.to_container(config)).get("dataset"))
-    return OmegaConf.select(config, "data.source" if "asmi_rows" in written else "dataset")
+    return "asmi_rows" in str(cast(dict[str, Any], OmegaConf.to_container(config)).get("dataset"))
 
 
 def _is_saved(folder: Path) -> bool:
@@ -381,8 +380,7 @@ def check_usable(read: RunRows, multiref: bool) -> None:
 
 def run_rows(config: DictConfig) -> RunRows:
     """The rows of a run, from the hub if necessary: of its node `data`, or of a source it names."""
-    # Unresolved: resolving it saves the rows.
-    if "asmi_rows" in str(cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]):
+    if are_chosen(config):
         _chosen_rows.cache_clear()  # the source may have changed since an earlier run
         return chosen_rows(config)
     if OmegaConf.select(config, "data.num_shards", default=1) != 1:

@@ -198,7 +198,7 @@ def fetch_command(name: str) -> str:
             and Path(s.path) != configs_path()
             and Path(s.path, f"{name.removesuffix('.yaml')}.yaml").is_file()
         ]
-        command = ["polygraph_asmi", "fetch", "--config-name", name]
-        command += [word for path in own[-1:] for word in ("--config-dir", path)]
-        command += list(hydra.overrides.task)
+        folder = [word for path in own[-1:] for word in ("--config-dir", path)]
+        command = ["polygraph_asmi", "fetch", "--config-name", name, *folder]
+        command += [*hydra.overrides.task]
     return f"where there is a connection, run `{shlex.join(command)}`"

@@ -14,7 +14,6 @@ CLASSIFIERS = {
     "cross_encoder_name": ("cross-encoder", "cross_encoder_path"),
 }
 """Setting of LM-Polygraph's calculators -> what it names, and the entry of our configs."""
-_CLASSES = {"CONTRADICTION", "ENTAILMENT", "NEUTRAL"}
 
 
 def load_nli_model(
@@ -96,7 +95,7 @@ def _no_nli(path: str, config: Any) -> str | None:
         return f"is of type {config.model_type}, expected {' or '.join(types)}"
     labels = config.label2id or {}
     known = {name if of_microsoft else name.upper(): i for name, i in labels.items()}
-    if lacking := sorted(_CLASSES - known.keys()):
+    if lacking := sorted({"CONTRADICTION", "ENTAILMENT", "NEUTRAL"} - known.keys()):
         shown = ", ".join(labels) or "none in its label2id"
         return f"has the labels {shown}, lacks {', '.join(lacking)}"
     highest = max(known.values())

@@ -54,8 +54,10 @@ class LibraryData(NamedTuple):
         """Run the command if it is needed; ConnectionError with its last words if it fails."""
         if not self.problem():
             return
-        command = [sys.executable, "-m", *self.command.split()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", *self.command.split()],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
         invalidate_caches()
         if self.problem():
             said = f"{done.stdout}{done.stderr}".strip().split("\n")[-1]
@@ -124,10 +126,9 @@ def download(needs: Iterable[Need]) -> Iterator[str]:
 def _language_model(config: DictConfig) -> Iterator[Need]:
     model = container(config.get("model") or DictConfig({}))
     name, script = str(model.get("path")), str(model.get("path_to_load_script") or configs_path())
-    kind = model.get("type", "CausalLM")
     chosen = (model.get("load_model_args") or {}).get
     repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
-    if "path" not in model or kind not in ("CausalLM", "Seq2SeqLM"):
+    if "path" not in model or model.get("type", "CausalLM") not in ("CausalLM", "Seq2SeqLM"):
         return
     if base := repository.base:
         model = {"path": base, "load_model_args": {"cache_dir": repository.cache}}

@@ -50,7 +50,6 @@ SELECTING = {
     "grounded": None,  # describes the prompts, does not select rows
 }  # fmt: skip
 """Entries of the node `data` that choose among the rows of its source, and their defaults."""
-Source = str | Path | Sequence[str] | None
 Table = list[dict[str, Any]]
 SQUAD = {"context", "question", "answers"}
 """Columns of SQuAD, from which a prompt is built."""
@@ -178,7 +177,7 @@ def shard_of(items: list[Item], shard: int, num_shards: int) -> list[Item]:
 
 
 def read_data(
-    source: Source,
+    source: str | Path | Sequence[str] | None,
     split: str,
     text_column: str,
     label_column: str | None,

@@ -21,21 +21,19 @@ def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) 
     from lm_polygraph_asmi.runs.compose import compose_run
 
     composed = compose_run(config_name, config_dir, overrides)  # or an error before imports
-    from lm_polygraph_asmi.runs.checks import read_plan
-    from lm_polygraph_asmi.runs.needs import Repository, download
+    from lm_polygraph_asmi.runs.checks import check_disk, read_plan
+    from lm_polygraph_asmi.runs.needs import download
 
     console = Console()
     plan = read_plan(composed, rows=False)
     faults = [fault for found in plan.faults.values() for fault in found]
     table = Table("needed", "by", "to download")
     for need in plan.needs:
-        text = "?" if need.problem else "here"
-        if isinstance(need.source, Repository) and not need.problem and need.source.missing():
-            size = need.source.size()
-            text = "?" if size is None else decimal(size) if size else "here"
+        size = need.to_download
+        text = "?" if size is None else decimal(size) if size else "here"
         table.add_row(need.name, need.by, text)
     console.print(table)
-    faults += download(plan.needs)
+    faults += [finding.text for finding in check_disk(plan)] or download(plan.needs)
     faults += read_plan(composed).faults.get("rows", [])
     if faults:
         raise ValueError("\n".join(dict.fromkeys(faults)))

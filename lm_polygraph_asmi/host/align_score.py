@@ -5,7 +5,6 @@ untrained head, and nothing is reported. It also reads a local file with `weight
 fails if a trainer saved objects of its own beside the weights.
 """
 
-import logging
 import pickle
 import re
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from lm_polygraph_asmi.host.hub import Repository
 FILE = "AlignScore-large.ckpt"
 CHECKPOINT = "yzha/AlignScore"
 """The repository of LM-Polygraph's default."""
+EXPECTED = f"expected align_score_path to name the file {FILE}, or {CHECKPOINT}"
 NAMED = 3
 """Largest number of weights that a message lists of each kind."""
 SCORING = ("base_model.", "tri_layer.")
@@ -36,19 +36,14 @@ TENSORS = {
 }
 """What a checkpoint may call."""
 
-log = logging.getLogger("lm_polygraph")
-
 
 class _Skipped(dict[Any, Any]):
     """In the place of an object that a trainer saved beside the weights; its class is not run."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
+        """Nothing is kept."""
 
-    def ignore(self, _: Any) -> None:
-        pass
-
-    __setstate__ = append = extend = ignore
+    __setstate__ = append = extend = __init__
 
 
 class _OnlyWeights(pickle.Unpickler):
@@ -62,26 +57,22 @@ class AlignScore(HostAlignScore):
     """AlignScore as LM-Polygraph computes it, in [0, 1]; higher = better supported.
 
     `ckpt_path` names the weights, see `source_of`; all else is as for LM-Polygraph's metric, which
-    does not use `lang` either. FileNotFoundError or ConnectionError without the checkpoint,
-    ValueError for one of another model. Source: Zha et al. (2023), AlignScore.
+    does not use `lang` either. ConnectionError without the checkpoint, ValueError if
+    it is none. Source: Zha et al. (2023), AlignScore.
     """
 
     def __init__(self, lang: str = "en", ckpt_path: str = CHECKPOINT, **settings: Any) -> None:
         weights = read_weights(ckpt_path)
-        root = logging.getLogger()
-        root.addFilter(_is_true)
-        try:
-            # It would ask for NLTK's data each time, which a run has checked.
-            with patch("nltk.download"):
-                super().__init__(lang, ckpt_path=None, **settings)
-        finally:
-            root.removeFilter(_is_true)
+        # It would ask for NLTK's data each time, and warn of weights that are loaded afterwards.
+        with patch("nltk.download"), patch(f"{HostAlignScore.__module__}_utils.warning"):
+            super().__init__(lang, ckpt_path=None, **settings)
         load_weights(self.scorer.model.model, weights, str(ckpt_path))
 
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     """The weights of a checkpoint by name, on the processor; no code in it is run."""
-    path = _file(str(checkpoint))
+    source = source_of(str(checkpoint))
+    path = source.download() / str(source.part) if source else Path(checkpoint)
     only_weights = SimpleNamespace(
         Unpickler=_OnlyWeights, load=lambda file, **how: _OnlyWeights(file, **how).load(),
         __name__=__name__,
@@ -91,12 +82,11 @@ def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
         content = torch.load(path, "cpu", weights_only=False, pickle_module=only_weights)
     except Exception as error:  # its type depends on what is wrong
         raise ValueError(
-            f"{checkpoint} cannot be read as weights ({type(error).__name__}: {error}): "
-            f"{_expected()}"
+            f"{checkpoint} cannot be read as weights ({type(error).__name__}: {error}): {EXPECTED}"
         ) from error
     weights = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(weights, Mapping):
-        raise ValueError(f"{checkpoint} has no state_dict: {_expected()}")
+        raise ValueError(f"{checkpoint} has no state_dict: {EXPECTED}")
     return dict(weights)
 
 
@@ -104,10 +94,10 @@ def checkpoint_problem(checkpoint: str) -> str | None:
     """Why a local file is no checkpoint of AlignScore, by its weights' names; None if it is."""
     try:
         names = read_weights(checkpoint)
-    except (FileNotFoundError, ValueError) as error:
+    except ValueError as error:
         return str(error)
     missing = [f"{part}*" for part in SCORING if not any(name.startswith(part) for name in names)]
-    return f"{checkpoint} lacks {', '.join(missing)}: {_expected()}" if missing else None
+    return f"{checkpoint} lacks {', '.join(missing)}: {EXPECTED}" if missing else None
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
@@ -116,9 +106,9 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
     needed = [n for n in shape_of if n.startswith(SCORING) and not n.endswith(UNUSED)]
     missing = [name for name in needed if name not in weights]
     shapes = [
-        f"{name} {tuple(weights[name].shape)} instead of {shape_of[name]}"
+        f"{name} {shape} instead of {shape_of[name]}"
         for name in needed
-        if name in weights and tuple(weights[name].shape) != shape_of[name]
+        if name in weights and (shape := tuple(weights[name].shape)) != shape_of[name]
     ]
     unexpected = [n for n in weights if n not in shape_of and not n.endswith(UNUSED)]
     kinds = {"missing": missing, "of another shape": shapes, "unexpected": unexpected}
@@ -130,16 +120,9 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
     if missing or shapes:
         raise ValueError(
             f"{checkpoint} is no checkpoint of AlignScore-large. Weights {differences}. "
-            f"{_expected().capitalize()}"
+            f"{EXPECTED.capitalize()}"
         )
-    if unexpected:
-        log.warning("%s: weights that AlignScore does not use: %s", checkpoint, differences)
-    fitting = {name: value for name, value in weights.items() if name in shape_of}
-    model.load_state_dict(fitting, strict=False)
-
-
-def _expected() -> str:
-    return f"expected align_score_path to name the file {FILE}, or {CHECKPOINT}"
+    model.load_state_dict(weights, strict=False)
 
 
 def source_of(checkpoint: str) -> Repository | None:
@@ -154,19 +137,3 @@ def source_of(checkpoint: str) -> Repository | None:
     if found is None or Path(checkpoint).exists():
         return None
     return Repository(found[1] or found[3], found[2] or found[4], part=found[5] or FILE)
-
-
-def _file(checkpoint: str) -> Path:
-    """The local file of a checkpoint, downloaded if a hub has it."""
-    source, path = source_of(checkpoint), Path(checkpoint)
-    if source is not None:
-        return source.download() / str(source.part)
-    if not path.is_file():
-        reason = "is a folder" if path.is_dir() else "does not exist"
-        raise FileNotFoundError(f"{checkpoint} {reason}: {_expected()}")
-    return path
-
-
-def _is_true(record: logging.LogRecord) -> bool:
-    """Whether a warning holds: the weights are loaded afterwards."""
-    return record.msg != "loading UNTRAINED model!"

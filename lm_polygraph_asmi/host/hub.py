@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,8 +17,9 @@ from lm_polygraph_asmi.host.configs import configs_path
 
 SECONDS = 5.0
 """Longest wait for each answer of a hub that is asked what it has."""
+ADAPTER = "adapter_config.json"
 PARTS = {
-    "configuration": ["config.json", "adapter_config.json"],
+    "configuration": ["config.json", ADAPTER],
     "weights": ["model.safetensors", "pytorch_model.bin", "adapter_model.*"],
     "tokenizer": ["tokenizer.json", "vocab.*", "spm.model", "sentencepiece.bpe.model",
                   "tokenizer.model", "*.tiktoken"],
@@ -52,6 +54,15 @@ class Repository:
             if found := self.cached(file):
                 return Path(found.removesuffix(file))
         return None
+
+    @property
+    def base(self) -> str | None:
+        """The model that it adapts, if it is one of PEFT's adapters and on this machine."""
+        file = Path(self.name, ADAPTER)
+        with suppress(errors.HFValidationError):  # a local folder
+            file = Path(self.cached(ADAPTER) or file)
+        config = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        return config.get("base_model_name_or_path")
 
     def cached(self, file: str) -> str | None:
         """Where the hub's cache has a file of it."""
@@ -96,7 +107,10 @@ class Repository:
 
     def size(self) -> int | None:
         """Bytes that are still to be downloaded; None if the hub does not tell."""
-        sizes = [size for name, size in self.listed().items() if not self.cached(name)]
+        try:
+            sizes = [size for name, size in self.listed().items() if not self.cached(name)]
+        except Exception:  # others than the named have types that depend on the release
+            return None
         return None if None in sizes else sum(filter(None, sizes))
 
     def refusal(self) -> str | None:
@@ -104,7 +118,7 @@ class Repository:
         hub, meant = f"the hub ({constants.ENDPOINT})", did_you_mean(self.name)
         try:
             self.listed()
-        except Exception as error:  # others than the named have types that depend on the release
+        except Exception as error:  # as above
             reasons = {
                 errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE blocks the hub"
                 f"{meant * ('/' not in self.name)}; {fetch_command(self.name)}",
@@ -131,17 +145,16 @@ class Repository:
             return f"lacks its {parts}"
         if not missing or not (refusal := self.refusal()):
             return None
-        return f"is not on this machine{f' with its {parts}' * bool(self.folder)}, and {refusal}"
+        here = f"on this machine without its {parts}" if self.folder else "not on this machine"
+        return f"is {here}, and {refusal}"
 
     def download(self) -> Path:
-        """Its folder, when all is on this machine; ConnectionError with what is wrong.
+        """Its folder, when all is on this machine, with its base; ConnectionError if not.
 
         One file after the other: of several at once, each would be tried again for a minute.
         """
-        if (folder := self.folder) and not self.missing():
-            return folder
         try:
-            for name in self.listed():
+            for name in self.listed() if self.missing() else ():
                 file = huggingface_hub.hf_hub_download(
                     self.name, name, repo_type=self.kind, revision=self.revision,
                     cache_dir=self.cache,
@@ -149,7 +162,9 @@ class Repository:
         except Exception as error:  # as above
             reason = self.refusal() or f"{error}".split("\n")[0]
             raise ConnectionError(f"{self.name} was not downloaded to its end: {reason}") from error
-        return Path(file.removesuffix(name))
+        if base := self.base:
+            Repository(base, cache=self.cache).download()
+        return self.folder or Path(file.removesuffix(name))
 
 
 def _has_shards(index: Path) -> bool:
@@ -174,6 +189,16 @@ def fetch_command(name: str) -> str:
     command = ["hf", "download", name]
     if HydraConfig.initialized():
         hydra = HydraConfig.get()
-        command = ["polygraph_asmi", "fetch", "--config-name", str(hydra.job.config_name)]
-        command += list(hydra.overrides.task)
+        name, sources = str(hydra.job.config_name), hydra.runtime.config_sources
+        own = [
+            s.path
+            for s in sources
+            if s.provider in ("main", "command-line")
+            and s.path
+            and Path(s.path) != configs_path()
+            and Path(s.path, f"{name.removesuffix('.yaml')}.yaml").is_file()
+        ]
+        folder = [word for path in own[-1:] for word in ("--config-dir", path)]
+        command = ["polygraph_asmi", "fetch", "--config-name", name, *folder]
+        command += [*hydra.overrides.task]
     return f"where there is a connection, run `{shlex.join(command)}`"

@@ -21,10 +21,9 @@ from transformers import (
 )
 from transformers.utils import is_peft_available, logging
 
-from lm_polygraph_asmi.host.hub import Repository
+from lm_polygraph_asmi.host.hub import ADAPTER, Repository
 from lm_polygraph_asmi.host.smollm2 import log, smollm2_source
 
-ADAPTER = "adapter_config.json"
 SMOLLM2 = "smollm2"
 """Name of the demo's model."""
 
@@ -161,11 +160,7 @@ def quiet() -> Iterator[None]:
     library.addHandler(handler)
     logging.set_verbosity_warning()
     records: list[Any] = []
-
-    def hold(record: Any) -> bool:
-        records.append(record)
-        return False
-
+    hold: Any = records.append  # as it returns None, nothing passes
     log.addFilter(hold)
     try:
         # No setting of transformers hides the progress bar of converting GGUF weights.

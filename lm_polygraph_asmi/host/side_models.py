@@ -1,8 +1,6 @@
 """Side models of LM-Polygraph's baselines: loading, and why one cannot be used."""
 
 import logging
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from lm_polygraph_asmi.host.hub import Repository
@@ -11,7 +9,11 @@ log = logging.getLogger("lm_polygraph")
 
 NLI_MODEL = "microsoft/deberta-large-mnli"
 """LM-Polygraph's default."""
-_CLASSES = {"CONTRADICTION", "ENTAILMENT", "NEUTRAL"}
+CLASSIFIERS = {
+    "deberta_path": ("NLI model", "nli_path"),
+    "cross_encoder_name": ("cross-encoder", "cross_encoder_path"),
+}
+"""Setting of LM-Polygraph's calculators -> what it names, and the entry of our configs."""
 
 
 def load_nli_model(
@@ -55,28 +57,19 @@ def use_single_separator(tokenizer: Any) -> bool:
     return True
 
 
-def nli_problem(path: str = NLI_MODEL, cache: str | None = None) -> str | None:
-    """Why this (folder or hub ID) is no NLI model that LM-Polygraph can use; None if it is."""
-    return _problem("NLI model", path, cache, partial(_no_nli, path), "nli_path")
+def classifier_problem(setting: str, path: str, cache: str | None = None) -> str | None:
+    """Why a folder or hub ID is no model for a setting of `CLASSIFIERS`; None if it is one.
 
-
-def cross_encoder_problem(path: str, cache: str | None = None) -> str | None:
-    """Why this (folder or hub ID) is no cross-encoder for similarities; None if it is."""
-    return _problem("cross-encoder", path, cache, _no_similarity, "cross_encoder_path")
-
-
-def _problem(
-    what: str, path: str, cache: str | None, wrong: Callable[[Any], str | None], setting: str
-) -> str | None:
-    """What is wrong with a classifier, from its files and configuration, without its weights."""
-    problem = Repository(path, cache=cache).problem() or _misfit(path, cache, wrong)
+    By its files and configuration, without its weights.
+    """
+    what, ours = CLASSIFIERS[setting]
+    problem = Repository(path, cache=cache).problem() or _misfit(setting, path, cache)
     return (
-        problem
-        and f"the {what} {path!r} {problem}; set {setting} to a local folder with such a model"
+        problem and f"the {what} {path!r} {problem}; to use another, set {ours} to a local folder"
     )
 
 
-def _misfit(path: str, cache: str | None, wrong: Callable[[Any], str | None]) -> str | None:
+def _misfit(setting: str, path: str, cache: str | None) -> str | None:
     """Why a classifier does not fit, by its configuration."""
     from transformers import AutoConfig
 
@@ -88,11 +81,8 @@ def _misfit(path: str, cache: str | None, wrong: Callable[[Any], str | None]) ->
     (architecture,) = (config.architectures or ["ForSequenceClassification"])[:1]
     if not architecture.endswith("ForSequenceClassification"):
         return f"is a {architecture}, expected a model for sequence classification"
-    return wrong(config)
-
-
-def _no_similarity(config: Any) -> str | None:
-    """Why a model returns no similarity, by its configuration."""
+    if setting == "deberta_path":
+        return _no_nli(path, config)
     outputs = config.num_labels
     return None if outputs == 1 else f"has {outputs} outputs, expected one, a similarity"
 
@@ -105,7 +95,7 @@ def _no_nli(path: str, config: Any) -> str | None:
         return f"is of type {config.model_type}, expected {' or '.join(types)}"
     labels = config.label2id or {}
     known = {name if of_microsoft else name.upper(): i for name, i in labels.items()}
-    if lacking := sorted(_CLASSES - known.keys()):
+    if lacking := sorted({"CONTRADICTION", "ENTAILMENT", "NEUTRAL"} - known.keys()):
         shown = ", ".join(labels) or "none in its label2id"
         return f"has the labels {shown}, lacks {', '.join(lacking)}"
     highest = max(known.values())

@@ -23,11 +23,14 @@ class Window(NamedTuple):
     """The context window of a run's model; None tokens: unknown.
 
     `model` is the config's node as JSON, `instruct` whether prompts are put into the chat template.
+    `maps`: where some layers see no further back, which ends LM-Polygraph's reading of attention
+    maps if an answer crosses it (greedy_probs.py: `torch.vstack`); None: it does not matter.
     """
 
     tokens: int | None
     model: str
     instruct: bool
+    maps: int | None = None
 
     def too_long(self, prompt: str, max_new_tokens: int) -> str | None:
         """Why a prompt does not fit with an answer of `max_new_tokens`; None if it does."""
@@ -35,9 +38,15 @@ class Window(NamedTuple):
             return None
         # No tokenizer has more tokens than bytes, so most prompts need none, which is slow to load.
         size = max(len(text.encode()) for text in (prompt, unicodedata.normalize("NFKD", prompt)))
-        if not self.instruct and size + _SPECIAL_TOKENS + max_new_tokens <= self.tokens:
+        safe = min(self.tokens, self.maps or self.tokens)
+        if not self.instruct and size + _SPECIAL_TOKENS + max_new_tokens <= safe:
             return None
         count = self.count(prompt)
+        if self.maps and count < self.maps < count + max_new_tokens - 1:
+            return (
+                f"its answer may cross the sliding window of {self.maps} tokens, where "
+                "LM-Polygraph reads no attention maps: leave RAUQ out, or use shorter prompts"
+            )
         if count + max_new_tokens <= self.tokens:
             return None
         return (
@@ -53,11 +62,18 @@ class Window(NamedTuple):
         return int(WhiteboxModel.tokenize(host, [prompt])["input_ids"].shape[1])
 
 
-def read_window(model: Mapping[str, Any], instruct: bool) -> Window:
-    """The context window of a config's node `model`; unknown for models without local weights."""
+def read_window(model: Mapping[str, Any], instruct: bool, maps: bool = False) -> Window:
+    """The context window of a config's node `model`; unknown for models without local weights.
+
+    `maps`: whether attention maps are read.
+    """
     node = json.dumps(dict(model), sort_keys=True, default=str)
-    config = _config(node)
-    return Window(None if config is None else context_window(config), node, instruct)
+    if (config := _config(node)) is None:
+        return Window(None, node, instruct)
+    text = config.get_text_config()
+    differ = maps and len({*(getattr(text, "layer_types", None) or ())}) > 1
+    sliding = getattr(text, "sliding_window", None) if differ else None
+    return Window(context_window(config), node, instruct, sliding)
 
 
 @lru_cache(maxsize=4)

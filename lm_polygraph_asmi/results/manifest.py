@@ -82,10 +82,12 @@ def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
             if size < 2**20:
                 digest.update(file.read_bytes())
         return {"path": node.get("path"), "revision": f"sha256:{digest.hexdigest()[:16]}"}
-    pinned = (node.get("load_model_args") or {}).get("revision") or "main"
+    chosen = (node.get("load_model_args") or {}).get
     cached = None
     with suppress(HFValidationError):  # a folder that does not exist
-        cached = try_to_load_from_cache(path, "config.json", revision=pinned)
+        cached = try_to_load_from_cache(
+            path, "config.json", chosen("cache_dir"), chosen("revision") or "main"
+        )
     revision = Path(cached).parent.name if isinstance(cached, str) else "unknown"
     return {"path": node.get("path"), "revision": revision}
 

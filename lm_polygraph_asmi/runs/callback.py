@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.mends import mended
 from lm_polygraph_asmi.results.manifest import (
     FORMAT,
@@ -32,7 +33,8 @@ from lm_polygraph_asmi.results.manifest import (
     write_manifest,
 )
 from lm_polygraph_asmi.results.runs import read_manager
-from lm_polygraph_asmi.runs.checks import Plan, prepare, read_plan
+from lm_polygraph_asmi.runs.checks import Finding, Plan, findings_of, read_plan
+from lm_polygraph_asmi.runs.needs import LANGUAGE_MODEL, download
 from lm_polygraph_asmi.runs.rows import results_folder
 from lm_polygraph_asmi.runs.screen import screen
 
@@ -72,8 +74,11 @@ class RunRecord(Callback):
         JobFailed.reasons.clear()
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
+        main = inspect.unwrap(task_function)
+        if not inspect.isfunction(main):
+            raise SystemExit(f"{STOPPED}: expected a function as its main, got {main!r}")
         run = _job_of_sweep if config.hydra.mode == RunMode.MULTIRUN else _recorded
-        _let_run_call(partial(run, config), inspect.unwrap(task_function))
+        _let_run_call(partial(run, config), main)
 
 
 def _let_run_call(run: Callable[[Main, Any], Any], main: Any) -> None:
@@ -132,7 +137,9 @@ def _start(config: DictConfig, main: Main, until_end: ExitStack) -> Path:
     started = time.time()
     reset_peak_memory()
     plan = read_plan(config)
-    findings = prepare(plan)
+    findings = [finding for each in findings_of(plan).values() for finding in each]
+    if not any(finding.fatal for finding in findings):
+        findings += map(Finding, download(need for need in plan.needs if not need.problem))
     for finding in findings:
         log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
     if fatal := [finding.text for finding in findings if finding.fatal]:
@@ -194,9 +201,16 @@ def _started_manifest(plan: Plan) -> dict[str, Any]:
         "config_name": hydra.job.config_name,
         "model": {"name": choices.get("model"), **model_of(job["model"])},
         "dataset": {"name": choices.get("benchmark"), **data, "revision": plan.rows.revision},
+        "side_models": {
+            source.name: source.folder.name
+            for source in (need.source for need in plan.needs if need.by != LANGUAGE_MODEL)
+            if isinstance(source, Repository) and source.folder
+        },
         "methods": _methods(plan, job),
         "packages": packages(),
-        "device": device_name(),
+        "device": torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"cpu, {torch.get_num_threads()} threads",
         "config": without_secrets(job),
     }
 
@@ -260,9 +274,3 @@ def peak_memory() -> dict[str, int]:
         unit = 1 if sys.platform == "darwin" else 1024
         peak = {"main": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit} | peak
     return peak
-
-
-def device_name() -> str:
-    """The accelerator, or the processor."""
-    gpu = torch.cuda.is_available()
-    return torch.cuda.get_device_name() if gpu else f"cpu, {torch.get_num_threads()} threads"

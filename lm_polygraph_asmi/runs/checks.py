@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from huggingface_hub import constants
 from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.common import load_external_module
@@ -21,7 +22,13 @@ from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
 from lm_polygraph_asmi.host.window import read_window
 from lm_polygraph_asmi.options import check_shell_stop
-from lm_polygraph_asmi.runs.needs import LANGUAGE_MODEL, ROWS, Need, download, metrics_of, needs_of
+from lm_polygraph_asmi.runs.needs import (
+    LANGUAGE_MODEL,
+    ROWS,
+    Need,
+    metrics_of,
+    needs_of,
+)
 from lm_polygraph_asmi.runs.rows import (
     DataRow,
     RunRows,
@@ -168,8 +175,11 @@ def check_window(plan: Plan) -> Iterator[Finding]:
     if plan.without_model:
         yield from plan.without_model
         return
+    maps = config.get("output_attentions") and any(
+        "attention_all" in estimator.stats_dependencies for estimator in plan.estimators
+    )
     try:
-        window = read_window(model, bool(config.get("instruct")))
+        window = read_window(model, bool(config.get("instruct")), bool(maps))
         too_long = unusable_rows(plan.asked, lambda row: window.too_long(row.input, limit))
     except (OSError, ValueError, ImportError) as error:
         said = f"cannot read configuration or tokenizer of {model.get('path')}: {error}"
@@ -241,21 +251,25 @@ def check_folder(plan: Plan) -> Iterator[Finding]:
 
 
 def check_disk(plan: Plan) -> Iterator[Finding]:
-    """Room for the results, by a rough estimate from the number of rows."""
+    """Room for downloads, and for the results, by a rough estimate from the number of rows."""
     config = plan.config
     depths = len(OmegaConf.select(config, "asmi.depths") or [1])
     tokens = config.get("max_new_tokens", ASMIConfig.max_new_tokens)
     seeds = len(config.get("seed") or [1])
     texts = sum(len(str(row.input).encode(errors="replace")) for row in plan.asked)
     needed = seeds * (2 * texts + len(plan.asked) * depths * tokens * SAVED_PER_TOKEN)
-    for name, folder in _folders(config).items():
+    results, models = f"the results of {len(plan.asked)} rows take about", "what is missing takes"
+    size = sum(need.to_download or 0 for need in plan.needs)
+    taken = [(name, folder, needed, results) for name, folder in _folders(config).items()]
+    taken.append(("HF_HOME", constants.HF_HUB_CACHE, size, models))
+    for name, folder, size, what in taken:
         path = Path(folder).absolute()  # created when it is written to
         home = next(parent for parent in (path, *path.parents) if parent.exists())
         free = shutil.disk_usage(home).free
-        if free < needed:
+        if free < size:
             yield Finding(
-                f"{name}: {folder} has {decimal(free)} left, and the results of "
-                f"{len(plan.asked)} rows take about {decimal(needed)}: name another folder"
+                f"{name}: {folder} has {decimal(free)} left, and {what} {decimal(size)}: name "
+                "another folder"
             )
 
 
@@ -280,12 +294,4 @@ def findings_of(plan: Plan) -> dict[str, list[Finding]]:
             found[name] = list(check(plan))
         except Exception as error:  # an interpolation that fails can raise anything
             found[name] = [Finding(f"{type(error).__name__}: {error}")]
-    return found
-
-
-def prepare(plan: Plan) -> list[Finding]:
-    """All findings of a run; if it can start, with those of downloading what is missing."""
-    found = [finding for each in findings_of(plan).values() for finding in each]
-    if not any(finding.fatal for finding in found):
-        found += map(Finding, download(need for need in plan.needs if not need.problem))
     return found

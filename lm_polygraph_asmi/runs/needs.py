@@ -12,13 +12,13 @@ import nltk
 from lm_polygraph.defaults.register_default_stat_calculators import (
     register_default_stat_calculators,
 )
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.host.align_score import CHECKPOINT, FILE, checkpoint_problem, source_of
 from lm_polygraph_asmi.host.configs import configs_path, container
 from lm_polygraph_asmi.host.hub import Repository
-from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem
-from lm_polygraph_asmi.runs.rows import repository_of, source_of_rows
+from lm_polygraph_asmi.host.side_models import CLASSIFIERS, classifier_problem
+from lm_polygraph_asmi.runs.rows import are_chosen, repository_of
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.runs.checks import Plan
@@ -54,8 +54,10 @@ class LibraryData(NamedTuple):
         """Run the command if it is needed; ConnectionError with its last words if it fails."""
         if not self.problem():
             return
-        command = [sys.executable, "-m", *self.command.split()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", *self.command.split()],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
         invalidate_caches()
         if self.problem():
             said = f"{done.stdout}{done.stderr}".strip().split("\n")[-1]
@@ -88,6 +90,13 @@ class Need(NamedTuple):
     problem: str | None = None
     fatal: bool = True
 
+    @property
+    def to_download(self) -> int | None:
+        """Bytes that are not on this machine; None if they are not known."""
+        if isinstance(self.source, Repository) and not self.problem and self.source.missing():
+            return self.source.size()
+        return None if self.problem else 0
+
 
 def needs_of(plan: "Plan") -> list[Need]:
     """All that a run would download, or LM-Polygraph by itself.
@@ -117,12 +126,18 @@ def download(needs: Iterable[Need]) -> Iterator[str]:
 def _language_model(config: DictConfig) -> Iterator[Need]:
     model = container(config.get("model") or DictConfig({}))
     name, script = str(model.get("path")), str(model.get("path_to_load_script") or configs_path())
-    kind = model.get("type", "CausalLM")
-    if "path" in model and kind in ("CausalLM", "Seq2SeqLM") and not Path(name).is_dir():
-        chosen = (model.get("load_model_args") or {}).get
-        repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
+    chosen = (model.get("load_model_args") or {}).get
+    repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
+    if "path" not in model or model.get("type", "CausalLM") not in ("CausalLM", "Seq2SeqLM"):
+        return
+    if base := repository.base:
+        model = {"path": base, "load_model_args": {"cache_dir": repository.cache}}
+        yield from _language_model(OmegaConf.create({"model": model}))
+    if not Path(name).is_dir():
         problem = repository.problem()
-        said = problem and f"the model {name!r} {problem}; set model.path to a local folder"
+        said = (
+            problem and f"the model {name!r} {problem}; to use another, set model.path to a folder"
+        )
         # A load script of the user's may know a model that is not here.
         fatal = Path(script).is_relative_to(configs_path())
         yield Need(f"model {name}", LANGUAGE_MODEL, repository, said, fatal)
@@ -131,18 +146,18 @@ def _language_model(config: DictConfig) -> Iterator[Need]:
 def _rows(plan: "Plan") -> Iterator[Need]:
     """The data set of rows that were not read yet."""
     unread = not plan.rows.rows and not plan.faults
-    if unread and (rows := repository_of(source_of_rows(plan.config))):
+    source = "data.source" if are_chosen(plan.config) else "dataset"
+    if unread and (rows := repository_of(OmegaConf.select(plan.config, source))):
         reason = rows.refusal()
         said = reason and f"the dataset {rows.name} cannot be read: {reason}; see data.source"
         yield Need(f"dataset {rows.name}", ROWS, rows, said)
 
 
 def _of_methods(plan: "Plan") -> Iterator[Need]:
-    problems = {"deberta_path": nli_problem, "cross_encoder_name": cross_encoder_problem}
     for name, settings in _calculators(plan).items():
-        for setting in problems.keys() & settings.keys():
+        for setting in CLASSIFIERS.keys() & settings.keys():
             path, cache = settings[setting], settings.get("hf_cache")
-            problem = problems[setting](path, cache)
+            problem = classifier_problem(setting, path, cache)
             yield Need(f"model {path}", name, Repository(path, cache=cache), problem)
 
 
@@ -159,8 +174,7 @@ def _calculators(plan: "Plan") -> dict[str, dict[str, Any]]:
     while wanted:
         entry = provider.get(wanted.pop())
         if entry is not None and entry.name not in needed:
-            settings = container(entry.cfg)
-            needed[entry.name] = settings.get("cfg") or settings  # timed ones hold one
+            needed[entry.name] = container(entry.cfg)
             wanted.extend(entry.dependencies)
     return needed
 
@@ -182,7 +196,10 @@ def _of_metrics(config: DictConfig) -> Iterator[Need]:
             sources += SENTENCES
         for source in sources:
             problem = source.problem()
-            said = problem and f"{source.name}, which {name} needs, {problem}; or {OTHER_METRIC}"
+            said = (
+                problem
+                and f"{source.name}, which {name} needs, {problem}; to do without, {OTHER_METRIC}"
+            )
             yield Need(source.name, name, source, said)
 
 
@@ -191,7 +208,7 @@ def _checkpoint(path: str) -> Need:
     source = source_of(path)
     if source and source.missing():
         problem = source.problem()
-        said = problem and f"{path} {problem}; set align_score_path to a local file {FILE}"
+        said = problem and f"{path} {problem}; to use a copy, set align_score_path to its {FILE}"
     else:
         said = checkpoint_problem(path)
     return Need(f"{path}, of AlignScore", "AlignScore", source, said)

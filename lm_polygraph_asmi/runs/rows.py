@@ -16,7 +16,9 @@ from functools import lru_cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
+from unittest.mock import patch
 
+import datasets
 import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
@@ -48,7 +50,6 @@ SELECTING = {
     "grounded": None,  # describes the prompts, does not select rows
 }  # fmt: skip
 """Entries of the node `data` that choose among the rows of its source, and their defaults."""
-Source = str | Path | Sequence[str] | None
 Table = list[dict[str, Any]]
 SQUAD = {"context", "question", "answers"}
 """Columns of SQuAD, from which a prompt is built."""
@@ -176,7 +177,7 @@ def shard_of(items: list[Item], shard: int, num_shards: int) -> list[Item]:
 
 
 def read_data(
-    source: Source,
+    source: str | Path | Sequence[str] | None,
     split: str,
     text_column: str,
     label_column: str | None,
@@ -237,6 +238,8 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
     """A table, and the commit of a hub dataset, after which `datasets` names its cache's folder."""
     first, *configuration = [source] if isinstance(source, str | Path) else source
     name = " ".join(map(str, (first, *configuration)))
+    # Of a hub that does not answer, `datasets` would ask again for a minute.
+    refusal = (hub := repository_of(source)) and hub.refusal()
     try:
         if _is_saved(Path(first)):
             loaded = load_from_disk(str(first))
@@ -244,12 +247,14 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
         if Path(first).exists():
             return load_dataset(str(first), *configuration, split=split).to_list(), None
         place, _, pinned = str(first).partition("@")
-        table = load_dataset(place, *configuration, split=split, revision=pinned or None)
+        with patch.object(datasets.config, "HF_HUB_OFFLINE", bool(refusal)):
+            table = load_dataset(place, *configuration, split=split, revision=pinned or None)
         commits = [Path(file["filename"]).parent.name for file in table.cache_files]
+        if refusal and pinned and not "".join(commits).startswith(pinned):
+            raise LookupError(f"{pinned} is not on this machine")  # else the latest one there
         return table.to_list(), commits[0] if commits else None
     except Exception as error:  # a library's own
-        hub = repository_of(source)
-        reason = (hub and hub.refusal()) or error.__cause__ or error
+        reason = refusal or error.__cause__ or error
         raise ValueError(
             f"cannot read the split {split!r} of the dataset {name}: {reason}. Expected a file "
             "that is there, a dataset of the hub, a folder written by save_to_disk, or one of "
@@ -267,11 +272,10 @@ def repository_of(source: Any) -> Repository | None:
     return Repository(name, revision or None, part="".join(configuration) or None, kind="dataset")
 
 
-def source_of_rows(config: DictConfig) -> Any:
-    """What a run names as the source of its rows, unread."""
+def are_chosen(config: DictConfig) -> bool:
+    """Whether the rows of a run are those of its node `data`."""
     # Unresolved: resolving it saves the rows.
-    written = str(cast(dict[str, Any], OmegaConf.to_container(config)).get("dataset"))
-    return OmegaConf.select(config, "data.source" if "asmi_rows" in written else "dataset")
+    return "asmi_rows" in str(cast(dict[str, Any], OmegaConf.to_container(config)).get("dataset"))
 
 
 def _is_saved(folder: Path) -> bool:
@@ -375,8 +379,7 @@ def check_usable(read: RunRows, multiref: bool) -> None:
 
 def run_rows(config: DictConfig) -> RunRows:
     """The rows of a run, from the hub if necessary: of its node `data`, or of a source it names."""
-    # Unresolved: resolving it saves the rows.
-    if "asmi_rows" in str(cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]):
+    if are_chosen(config):
         _chosen_rows.cache_clear()  # the source may have changed since an earlier run
         return chosen_rows(config)
     if OmegaConf.select(config, "data.num_shards", default=1) != 1:

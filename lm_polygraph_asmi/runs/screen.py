@@ -10,11 +10,13 @@ import multiprocessing
 import re
 import sys
 import time
-from collections import Counter, defaultdict
+import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 from lm_polygraph.utils.manager import UEManager
 from lm_polygraph.utils.processor import Processor
@@ -27,6 +29,13 @@ log = logging.getLogger("lm_polygraph")
 
 SHOWN = ("lm_polygraph", "lm_polygraph_asmi", "hydra", "root", "__main__")
 """Packages whose warnings are shown; of others, whose notices users cannot act on, only errors."""
+TIMED = {
+    "GreedyProbsCalculator": "greedy",
+    "SavedAnswersCalculator": "greedy",
+    "SemanticMatrixCalculator": "nli",
+    "CrossEncoderSimilarityMatrixCalculator": "cross_encoder",
+}
+"""Calculator -> its phase, whose seconds are a statistic, `seconds_PHASE`."""
 PARTS = 20
 """A file has a line each time another of these parts of the rows is done."""
 
@@ -40,7 +49,10 @@ def screen(script: dict[str, Any]) -> Iterator[None]:
     terminal, shown = (sys.stdout, sys.stderr), Screen()
     with ExitStack() as undo:
         undo.enter_context(shown.progress)  # in a terminal, what is printed appears above the bar
-        _draw_bars_on(shown, undo)
+        # Every bar of tqdm that a library makes is drawn there, beside the phase.
+        made = tqdm.__init__
+        on_screen = lambda bar, *args, **how: made(bar, *args, **how | {"file": shown})  # noqa: E731
+        undo.enter_context(patch.object(tqdm, "__init__", on_screen))
         _log_notices(shown, terminal, undo)
         if script.get("UEManager") is UEManager:  # a script's own is left alone
             undo.callback(script.update, UEManager=UEManager)
@@ -77,7 +89,6 @@ class Screen(Processor):
         self.name, self.since = "checking the run", time.perf_counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.batches, self.reused, self.bar = 0, 0, ""
-        self.hidden: Counter[str] = Counter()
 
     def phase(self, name: str, detail: str = "") -> None:
         """A phase begins, or more is known of it."""
@@ -144,17 +155,10 @@ class Screen(Processor):
                 self.say(found[1])
         return True
 
-    def shows(self, record: logging.LogRecord) -> bool:
-        """Whether a message belongs on the screen; counts the others by package."""
-        package = record.name.partition(".")[0]
-        shown = record.levelno >= logging.ERROR or package in SHOWN
-        self.hidden[package] += not shown
-        return shown
-
-    def tell_hidden(self, log_file: str) -> None:
-        """Name the file that has what was not shown."""
-        if hidden := +self.hidden:
-            self.say(f"{hidden.total()} notices of {', '.join(hidden)}: see {log_file}")
+    @staticmethod
+    def shows(record: logging.LogRecord) -> bool:
+        """Whether a message belongs on the screen."""
+        return record.levelno >= logging.ERROR or record.name.partition(".")[0] in SHOWN
 
 
 def _clock(seconds: float | None) -> str:
@@ -162,7 +166,7 @@ def _clock(seconds: float | None) -> str:
 
 
 def _watched(screen: Screen) -> type[UEManager]:
-    """LM-Polygraph's manager, which tells the screen what it does."""
+    """LM-Polygraph's manager, which tells the screen what it does, and times some calculators."""
 
     class WatchedManager(UEManager):
         def __call__(self) -> dict[tuple[str, ...], float]:
@@ -171,9 +175,15 @@ def _watched(screen: Screen) -> type[UEManager]:
                 return super().__call__()
 
         def calculate(self, batch_stats: dict, calculators: list, inp_texts: list) -> dict:
+            rows = len(inp_texts)
             for calculator in calculators:
-                screen.phase(_phase_of(calculator))
+                name, start = type(calculator).__name__, time.perf_counter()
+                words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).removesuffix(" Calculator")
+                screen.phase(TIMED.get(name, words.lower()).replace("_", " "))
                 batch_stats = super().calculate(batch_stats, [calculator], inp_texts)
+                if name in TIMED:
+                    seconds = (time.perf_counter() - start) / rows
+                    batch_stats[f"seconds_{TIMED[name]}"] = [seconds] * rows
             return batch_stats
 
         def estimate(self, batch_stats: dict, estimators: list) -> tuple[dict, list]:
@@ -185,23 +195,6 @@ def _watched(screen: Screen) -> type[UEManager]:
     return WatchedManager
 
 
-def _phase_of(calculator: Any) -> str:
-    """The phase of a timed calculator; of others, their class in words."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(calculator).__name__).lower()
-    return getattr(calculator, "phase", words.removesuffix(" calculator")).replace("_", " ")
-
-
-def _draw_bars_on(screen: Screen, undo: ExitStack) -> None:
-    """Every bar of tqdm that a library makes is drawn there, beside the phase."""
-    made, before = tqdm.__init__, vars(tqdm)["__init__"]
-
-    def __init__(bar: tqdm, *args: Any, **options: Any) -> None:
-        made(bar, *args, **options | {"file": screen})
-
-    tqdm.__init__ = __init__
-    undo.callback(setattr, tqdm, "__init__", before)
-
-
 def _log_notices(screen: Screen, terminal: tuple[Any, Any], undo: ExitStack) -> None:
     """Notices of libraries go to the log file, if there is one, and not to the terminal.
 
@@ -209,10 +202,10 @@ def _log_notices(screen: Screen, terminal: tuple[Any, Any], undo: ExitStack) -> 
     """
     root = logging.getLogger()
     _filter(undo, log, screen.loading)
-    files = [h.baseFilename for h in root.handlers if isinstance(h, logging.FileHandler)]
+    files = [h for h in root.handlers if isinstance(h, logging.FileHandler)]
     if files:
-        undo.callback(screen.tell_hidden, files[0])
-        undo.callback(logging.captureWarnings, False)
+        # A script's own may capture them, too.
+        undo.callback(logging.captureWarnings, warnings.showwarning.__module__ == "logging")
         logging.captureWarnings(True)
     for handler in _of_terminal(root, terminal):
         undo.callback(handler.setStream, handler.stream)
@@ -222,8 +215,7 @@ def _log_notices(screen: Screen, terminal: tuple[Any, Any], undo: ExitStack) -> 
     for logger in map(logging.getLogger, list(logging.Logger.manager.loggerDict) if files else []):
         for handler in _of_terminal(logger, terminal):  # a library's own: the root's write instead
             _filter(undo, handler, lambda _: False)
-            undo.callback(setattr, logger, "propagate", logger.propagate)
-            logger.propagate = True
+            undo.enter_context(patch.object(logger, "propagate", True))
 
 
 def _of_terminal(logger: logging.Logger, terminal: tuple[Any, Any]) -> list[Any]:

@@ -12,7 +12,6 @@ from lm_polygraph.utils.model import Model
 from lm_polygraph_asmi.host.model import causal_model, prompt_ids
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.stat_calculators.timed import TimedCalculator
 
 
 class SavedAnswersCalculator(StatCalculator):
@@ -102,11 +101,11 @@ class SavedAnswersCalculator(StatCalculator):
         }
 
 
-def load_stat_calculator(config: Mapping[str, Any], _: Any) -> TimedCalculator:
+def load_stat_calculator(config: Mapping[str, Any], _: Any) -> StatCalculator:
     """Builder named in a config's `stat_calculators` entry.
 
     `answers`: a finished run, or None to generate. `output_attentions`: as in LM-Polygraph.
     """
     if config["answers"] is not None:
-        return TimedCalculator(SavedAnswersCalculator(config["answers"]), "greedy")
-    return TimedCalculator(GreedyProbsCalculator(config["output_attentions"], True), "greedy")
+        return SavedAnswersCalculator(config["answers"])
+    return GreedyProbsCalculator(config["output_attentions"], True)

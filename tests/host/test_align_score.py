@@ -65,8 +65,8 @@ def narrow(weights):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, f"x.ckpt does not exist.*{EXPECTED}"),
-        ("a folder", f"x.ckpt is a folder.*{EXPECTED}"),
+        (None, f"x.ckpt cannot be read as weights .FileNotFound.*{EXPECTED}"),
+        ("a folder", f"x.ckpt cannot be read as weights .IsADirectory.*{EXPECTED}"),
         (b"text", f"x.ckpt cannot be read as weights.*{EXPECTED}"),
         ({"weights": {}}, f"x.ckpt has no state_dict.*{EXPECTED}"),
         # LM-Polygraph scores with an untrained head.
@@ -83,16 +83,15 @@ def test_what_is_no_checkpoint_is_refused(stand_ins, tmp_path, content, message)
         file.write_bytes(content)
     elif content:
         torch.save(changed(stand_ins, content) if callable(content) else content, file)
-    with pytest.raises((FileNotFoundError, ValueError), match=message):
+    with pytest.raises(ValueError, match=message):
         AlignScore(ckpt_path=str(file))
 
 
-def test_weights_that_a_score_does_not_need(stand_ins, tmp_path, caplog):
+def test_weights_that_a_score_does_not_need(stand_ins, tmp_path):
     more = {"base_model.embeddings.position_ids": torch.arange(514)[None], "loss.x": torch.ones(2)}
     torch.save(changed(stand_ins, lambda weights: weights | more), tmp_path / "x.ckpt")
     metric = AlignScore(ckpt_path=str(tmp_path / "x.ckpt"), target_is_claims=False)
     assert not metric.target_is_claims
-    assert "does not use: 1 unexpected: loss.x" in caplog.text
 
 
 def test_a_trainers_objects_beside_the_weights_are_skipped(stand_ins, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from itertools import product
 
 import nltk
@@ -12,13 +13,19 @@ from lm_polygraph.stat_calculators import SemanticMatrixCalculator
 from transformers import AutoTokenizer, DebertaTokenizer
 
 from lm_polygraph_asmi.host.hub import Repository
-from lm_polygraph_asmi.host.side_models import load_nli_model, nli_problem, use_single_separator
+from lm_polygraph_asmi.host.side_models import (
+    classifier_problem,
+    load_nli_model,
+    use_single_separator,
+)
 from lm_polygraph_asmi.runs.checks import CHECKS, read_plan
 from tests.composing import composed
 
 TWO_SEPARATORS = int(transformers.__version__.split(".")[0]) >= 5
 CLS, SEP = 1, 2
 FIRST, SECOND = "The ferry was built in 1931.", "Who built it?"
+
+nli_problem = partial(classifier_problem, "deberta_path")
 
 
 def ids(tokenizer, text: str) -> list[int]:
@@ -97,9 +104,9 @@ REFUSED = [  # a name, the files that are left, or changed entries of the config
     *((which, *fault) for which in SETTINGS for fault in (
         ("some/none", "is not on this machine, and HF_HUB_OFFLINE blocks the hub; where"),
         ("/no/such/folder", "is neither a local folder nor a valid hub ID"),
-        ([], "lacks its configuration and weights and tokenizer; set"),
+        ([], "lacks its configuration and weights and tokenizer; to"),
         (["config.json", "vocab.json", "merges.txt"], "lacks its weights;"),
-        (["config.json", "model.safetensors"], "lacks its tokenizer; set"),
+        (["config.json", "model.safetensors"], "lacks its tokenizer; to"),
         (NOT_A_CLASSIFIER, "is a DebertaForMaskedLM, expected a model for sequence"),
     )),
     ("nli", labelled("LABEL_0", "LABEL_1"), "has the labels LABEL_0, LABEL_1, lacks"),
@@ -109,7 +116,7 @@ REFUSED = [  # a name, the files that are left, or changed entries of the config
      "label of class 3 of 3"),
     ("nli", {"model_type": "roberta"}, "is of type roberta, expected deberta or deberta-v2"),
     ("nli", {"model_type": "no such type"}, "has no configuration that transformers reads"),
-    ("cross_encoder", labelled("a", "b"), "has 2 outputs, expected one, a similarity; set"),
+    ("cross_encoder", labelled("a", "b"), "has 2 outputs, expected one, a similarity; to"),
 ]  # fmt: skip
 
 
@@ -126,14 +133,14 @@ def test_faults_are_told_before_the_language_model_is_loaded(
     (finding,) = side_model_findings(stand_ins, f'{which}_path="{path}"')
     assert finding.text.startswith(f"the {SETTINGS[which]} {path!r} ")
     assert message in finding.text
-    assert finding.text.endswith(f"; set {which}_path to a local folder with such a model")
+    assert finding.text.endswith(f"; to use another, set {which}_path to a local folder")
     assert finding.fatal
 
 
 def test_only_models_that_a_method_needs(stand_ins):
     wrong = ["nli_path=some/none", "cross_encoder_path=some/none", "align_score_path=none.ckpt"]
     _, _, checkpoint = side_model_findings(stand_ins, *wrong)
-    assert checkpoint.text.startswith("none.ckpt does not exist: expected align_score_path to name")
+    assert checkpoint.text.startswith("none.ckpt cannot be read as weights (FileNotFoundError: ")
     assert checkpoint.fatal
     assert side_model_findings(stand_ins, "estimators=asmi_no_side_models", *wrong[:2]) == []
 
@@ -152,7 +159,7 @@ def test_a_model_in_the_cache_of_the_hub(stand_ins, tmp_path):
         index.write_text(json.dumps({"weight_map": {"a": shard, "b": "shard.safetensors"}}))
         assert Repository(name, cache=cache).missing() == missing
     assert nli_problem(name, cache).startswith(
-        "the NLI model 'microsoft/stand-in' is not on this machine with its weights, and "
+        "the NLI model 'microsoft/stand-in' is on this machine without its weights, and "
         "HF_HUB_OFFLINE blocks the hub; where there is a connection, run `"
     )
 

@@ -2,6 +2,8 @@
 
 import pytest
 from lm_polygraph import WhiteboxModel
+from lm_polygraph.stat_calculators import GreedyProbsCalculator
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from lm_polygraph_asmi.host.window import read_window
 from tests import tiny_lm
@@ -35,3 +37,26 @@ def test_tokens_are_counted_as_the_host_does(tmp_path, monkeypatch, instruct):
     for prompt in (*counted, short + "x", "\ufdfa" * 2):  # a letter that normalises to 18
         with pytest.raises(TypeError):
             window.too_long(prompt, 10)
+
+
+def test_attention_maps_are_read_unless_an_answer_crosses_a_sliding_window(tmp_path):
+    """If LM-Polygraph reads them there, too, this says that the check is needless."""
+    tokenizer, limit = tiny_lm.whitebox().tokenizer, 6
+    for window in range(22, 30):
+        config = Gemma2Config(
+            vocab_size=len(tokenizer) + 10, hidden_size=32, intermediate_size=32, head_dim=8,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            sliding_window=window, attn_implementation="eager", eos_token_id=None,
+        )  # fmt: skip
+        model = WhiteboxModel(Gemma2ForCausalLM(config), tokenizer)
+        config.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        node = {"path": str(tmp_path), "window": window}
+        crossed = read_window(node, False, maps=True).too_long(PROMPT, limit)
+        assert read_window(node, False).too_long(PROMPT, limit) is None
+        try:
+            GreedyProbsCalculator(True, False)({}, [PROMPT], model, limit)
+        except RuntimeError:
+            assert "RAUQ" in str(crossed)
+        else:
+            assert crossed is None

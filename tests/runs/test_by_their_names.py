@@ -1,6 +1,7 @@
 """Shipped configs as people start them, by the names they have, with a hub on this machine."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,8 +14,10 @@ import huggingface_hub
 import nltk
 import numpy as np
 import pytest
+import transformers
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.results.runs import Run, load_run
 from tests.hub import TOKEN, Hub
 from tests.hub_files import BENCHMARKS, write_dataset, write_hub
@@ -81,6 +84,7 @@ class Machine:
         reload(huggingface_hub.constants)  # where libraries have read the variables
         reload(datasets.config)
         huggingface_hub.hf_api.api.endpoint = huggingface_hub.constants.ENDPOINT
+        transformers.utils.hub._hf_api = None  # of an earlier test, with its mirror
         huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 1000  # what is written at once, 10 MB else
         sleep = time.sleep  # before each of several attempts
         time.sleep = lambda seconds: sleep(min(seconds, 0.01))
@@ -130,7 +134,10 @@ def machine(tmp_path: Path, hub: Hub, stand_ins: StandIns) -> Machine:
 def test_a_benchmark_on_a_mirror(machine):
     """All comes from it, each file once, and then the run needs no connection."""
     hub = machine.hub
-    machine.run(*COQA)
+    run = machine.run(*COQA)
+    recorded = {name: hub.repository("models", name) for name in run.manifest["side_models"]}
+    assert recorded.keys() == {*SIDE_MODELS}
+    assert run.manifest["side_models"]["yzha/AlignScore"] == recorded["yzha/AlignScore"].commit
     assert hub.past == set()
     assert set(hub.fetched().values()) == {1}
     assert {file for file in hub.fetched() if file.endswith(".bin")} == {
@@ -220,6 +227,19 @@ def test_a_repository_that_stops_answering_in_the_middle_of_a_file(machine, file
     assert {each for each, times in machine.hub.fetched().items() if times > 1} == {file}
 
 
+def test_a_hub_that_does_not_answer_is_asked_once(machine):
+    """`datasets` would ask again, each time after a longer pause, and say so."""
+    machine.hub.silent.add("LM-Polygraph/coqa")
+    own = machine.folder / "own"
+    own.mkdir()
+    shutil.copy(configs_path() / "asmi_coqa.yaml", own / "mine.yaml")
+    command = ("--config-dir", str(own), "--config-name", "mine", "data.first=2")
+    fetch = f"polygraph_asmi fetch --config-name mine --config-dir {own} data.first=2"
+    machine.fails(*command, says=("LM-Polygraph/coqa", "does not answer", fetch))
+    asked = [r.path for r in machine.hub.requests if "coqa" in r.path]
+    assert asked == ["/api/datasets/LM-Polygraph/coqa?blobs=true"] * 2
+
+
 @pytest.mark.slow
 def test_a_data_set_without_the_split(files, tmp_path, stand_ins):
     (tmp_path / "hub").mkdir()
@@ -245,3 +265,23 @@ def test_fetch_gets_all_that_a_run_needs_and_says_sizes_first(machine):
     assert len(hub.requests) == asked
     again = machine.start("fetch", *COQA)
     assert again.stdout.count(" here ") == again.stdout.count("\n│")
+
+
+@pytest.mark.slow
+def test_the_base_of_an_adapter_is_fetched_with_it(files, tmp_path, stand_ins):
+    (tmp_path / "hub" / "models" / "own" / "adapter").mkdir(parents=True)
+    (tmp_path / "hub" / "datasets").symlink_to(files / "datasets")
+    for owner in (files / "models").iterdir():
+        (tmp_path / "hub" / "models" / owner.name).symlink_to(owner)
+    own = tmp_path / "hub" / "models" / "own" / "adapter"
+    (own / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{QWEN}"}}')
+    (own / "adapter_model.safetensors").touch()
+    (own / "tokenizer.json").touch()
+    with Hub(tmp_path / "hub") as hub:
+        machine = Machine(tmp_path, hub, stand_ins)
+        done = machine.start("fetch", *COQA, "model.path=own/adapter")
+        assert done.returncode == 0, done.stderr
+        assert FIRST_SHARD in hub.fetched()
+        own, base = (f"model {name} " for name in ("own/adapter", QWEN))
+        again = machine.start("fetch", *COQA, "model.path=own/adapter").stdout
+        assert (own in again, base in again) == (True, True)

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ import torch
 from datasets import Dataset
 from lm_polygraph.estimators import Perplexity
 from lm_polygraph.utils.manager import UEManager
+from omegaconf import OmegaConf
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from lm_polygraph_asmi.analysis.clusters import cluster_key
@@ -297,13 +299,14 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path, monkeypatch):
         read_manifest(tmp_path / "ue_manager_seed8")
     cached = Mock(return_value="hub/snapshots/abc/config.json")
     monkeypatch.setattr(manifests, "try_to_load_from_cache", cached)
-    asked = [{"path": "owner/name", "load_model_args": a} for a in (None, {"revision": "v2"})]
+    own = {"revision": "v2", "cache_dir": "mine"}
+    asked = [{"path": "owner/name", "load_model_args": arguments} for arguments in (None, own)]
     assert [model_of(node)["revision"] for node in asked] == ["abc", "abc"]
-    assert [call.kwargs["revision"] for call in cached.call_args_list] == ["main", "v2"]
+    assert [call.args[2:] for call in cached.call_args_list] == [(None, "main"), ("mine", "v2")]
     settings = Mock(return_value=GenerationConfig())  # as it ships them, too
     monkeypatch.setattr(GenerationConfig, "from_pretrained", settings)
     read_shipped(asked[1])
-    assert settings.call_args.kwargs == {"revision": "v2"}
+    assert settings.call_args.kwargs == own
 
 
 @pytest.mark.slow
@@ -338,3 +341,9 @@ def test_memory_is_not_reset_before_cuda_starts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match="Invalid device"):
         callback.reset_peak_memory()
+
+
+def test_a_main_that_is_no_function_stops_the_run():
+    config = OmegaConf.create({"hydra": {"mode": "RUN"}})
+    with pytest.raises(SystemExit, match="expected a function as its main, got functools"):
+        callback.RunRecord().on_job_start(config, task_function=partial(print))

@@ -1,5 +1,6 @@
 """What is found before a model is loaded."""
 
+import re
 from subprocess import CompletedProcess
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -170,7 +171,7 @@ def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_pat
     for (text, _), command in zip(
         found[-2:], ("spacy download en_core_web_sm", "nltk.downloader punkt_tab"), strict=True
     ):
-        assert f"which AlignScore needs, is not installed; run `python -m {command}`; or" in text
+        assert f"which AlignScore needs, is not installed; run `python -m {command}`; to" in text
     plan = Plan(OmegaConf.create({"generation_metrics": [{"name": "RougeMetric"}]}), [Perplexity()])
     assert list(CHECKS["side models"](plan)) == []
 
@@ -207,6 +208,12 @@ def test_folders_that_cannot_be_written_or_hold_the_results(monkeypatch, tmp_pat
         assert len(found) == (free == 10**6)
         for text, _ in found:
             assert f"{tmp_path}/new/run has 1.0 MB left, and the results of 1000 rows" in text
+    source = Mock(spec=needs.Repository, size=lambda: 10**10)
+    source.missing = source.size
+    plan = Plan(config)
+    vars(plan)["needs"] = [needs.Need("model a/b", "the run", source)] * 2
+    ((text, _),) = CHECKS["disk"](plan)
+    assert re.match("HF_HOME: .* has 1.0 GB left, and what is missing takes 20.0 GB", text)
     long = RunRows([DataRow("1", "c", "x" * 10**6, "x")] * 400)
     config = run_of("asmi_demo", f"+save_path={tmp_path}/new/run", "seed=[1,2,3]")
     (found, *_) = CHECKS["disk"](Plan(config, rows=long))

@@ -360,5 +360,7 @@ def test_a_hub_dataset_is_pinned_and_its_commit_is_recorded(tmp_path, monkeypatc
         call("owner/name", split="test", revision="abc"),
         call("owner/name", "part", split="test", revision="abc"),
     ]
+    with pytest.raises(ValueError, match="owner/name@def: HF_HUB_OFFLINE blocks the hub; where"):
+        rows.read_data("owner/name@def", "test", "input", "output")  # another is in the cache
     table.save_to_disk(tmp_path / "owner@home")
     assert rows.read_data(str(tmp_path / "owner@home"), "test", "input", "output").revision is None

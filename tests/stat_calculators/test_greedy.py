@@ -66,13 +66,12 @@ def test_answers_to_other_questions_or_of_another_model(finished, model, tmp_pat
         SavedAnswersCalculator(folder)({}, TEXTS, model)
 
 
-def test_the_builder_times_either(finished, model):
+def test_the_builder_of_either(finished, model):
     folder, rows = finished
     for answers in (None, str(folder)):
         config = {"answers": answers, "output_attentions": True}
         stats = load_stat_calculator(config, None)({}, TEXTS[:1], model, 5)
         assert stats["greedy_tokens"] == rows[0]["greedy_tokens"]
-        assert stats["seconds_greedy"][0] > 0
         assert ("attention_all" in stats) == (answers is None)
 
 

@@ -5,13 +5,16 @@ import inspect
 import logging
 import shlex
 import shutil
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from hydra.errors import CompactHydraException
@@ -41,6 +44,9 @@ from lm_polygraph_asmi.runs.screen import screen
 log = logging.getLogger("lm_polygraph")
 
 STOPPED = "polygraph_eval stopped before loading the model"
+AGAIN = "start the run again in this folder, and it continues with the answers of its result cache"
+FULL_DISK = 2**20
+"""With fewer bytes left, an error of a run is that of a full disk, whatever its type."""
 Main = Callable[[Any], Any]
 """The function of LM-Polygraph's script, which does the run that its argument describes."""
 
@@ -115,21 +121,57 @@ def _job_of_sweep(config: DictConfig, main: Main, argument: Any) -> Any:
 def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
     """Check a run, then do it: with mends, locks and manifests, until it ends in any way.
 
-    SystemExit: it cannot start. ValueError: LM-Polygraph saved a file that cannot be read.
+    SystemExit: it cannot start, was interrupted, or the disk is full. ValueError: LM-Polygraph
+    saved a file that cannot be read.
     """
-    with ExitStack() as until_end:
-        until_end.enter_context(screen(main.__globals__))
-        try:
-            folder = _start(config, main, until_end)
-        except Exception as error:
-            raise SystemExit(
-                f"{STOPPED}: its record failed with {type(error).__name__}: {error}"
-            ) from error
-        returned = main(argument)
+    try:
+        with ExitStack() as until_end:
+            until_end.enter_context(screen(main.__globals__))
+            until_end.enter_context(_interrupted_by_sigterm())
+            try:
+                folder = _start(config, main, until_end)
+            except Exception as error:
+                raise SystemExit(
+                    f"{STOPPED}: its record failed with {type(error).__name__}: {error}"
+                ) from error
+            returned = main(argument)
+    except Exception as error:
+        folder = results_folder(config)
+        if shutil.disk_usage(folder).free >= FULL_DISK:
+            raise
+        raise SystemExit(
+            f"no room is left in {folder} ({error}): free some, then {AGAIN}"
+        ) from error
+    except KeyboardInterrupt as signal_number:
+        if config.hydra.mode == RunMode.MULTIRUN:  # ends the sweep as well
+            raise
+        print(f"interrupted: {AGAIN}", file=sys.stderr)
+        raise SystemExit(128 + int(*signal_number.args or (signal.SIGINT,))) from None
     print(
         f"Table of the results: polygraph_asmi results {shlex.quote(str(folder))}", file=sys.stderr
     )
     return returned
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Meanwhile, SIGTERM ends the run as Ctrl-C does: what lasts until its end is undone.
+
+    Failed writes to the log, as on a full disk, print no traceback each.
+    """
+
+    def interrupt(number: int, _: Any) -> None:
+        raise KeyboardInterrupt(number)
+
+    with patch.object(logging, "raiseExceptions", False):
+        if threading.current_thread() is not threading.main_thread():  # which alone has handlers
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _start(config: DictConfig, main: Main, until_end: ExitStack) -> Path:

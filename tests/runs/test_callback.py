@@ -241,14 +241,18 @@ def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkey
 
 def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monkeypatch):
     manager = tmp_path / "run" / "ue_manager_seed1"
-    stopped = Mock(side_effect=KeyboardInterrupt("stop"))
-    for patched, ended, error, said in (
-        ((MaskedHeadsCalculator, "__call__"), stopped, KeyboardInterrupt, "stop"),
-        ((UEManager, "save"), lambda _, file: Path(file).write_bytes(b"PK"), ValueError, "BadZip"),
-    ):
+    full = Mock(side_effect=OSError("cannot write"))
+    scored = MaskedHeadsCalculator, "__call__"
+    for patched, ended, error, shown, said in (
+        (scored, lambda *_: signal.raise_signal(signal.SIGTERM), SystemExit, "143", "Interrupt"),
+        (scored, full, SystemExit, "no room is left in .*cannot write", "cannot write"),
+        ((UEManager, "save"), lambda _, file: Path(file).write_bytes(b"PK"), ValueError, "BadZip",
+         "BadZip"),
+    ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(*patched, ended)
-            with pytest.raises(error, match=said):
+            patch.setattr(callback, "FULL_DISK", 2**60 if ended is full else 0)
+            with pytest.raises(error, match=shown):
                 run(*QUICK)
         manifest = read_manifest(manager)
         assert (manifest["status"], said in manifest["error"]) == ("failed", True)

@@ -7,6 +7,7 @@ runs, so that help and argument errors appear at once.
 import logging
 import sys
 import warnings
+from copy import copy
 from typing import Any
 
 import click
@@ -17,8 +18,8 @@ from lm_polygraph_asmi.commands.configs import configs
 from lm_polygraph_asmi.commands.decide import decide
 from lm_polygraph_asmi.commands.doctor import doctor
 from lm_polygraph_asmi.commands.fetch import fetch
-from lm_polygraph_asmi.commands.gate import gate
 from lm_polygraph_asmi.commands.merge import merge
+from lm_polygraph_asmi.commands.monitor import monitor
 from lm_polygraph_asmi.commands.plan import plan
 from lm_polygraph_asmi.commands.report import report
 from lm_polygraph_asmi.commands.results import results
@@ -71,11 +72,15 @@ for command in (
     decide,
     doctor,
     fetch,
-    gate,
     merge,
+    monitor,
     plan,
     report,
     results,
     score,
 ):
     main.add_command(command)
+
+gate = copy(monitor)  # its name in release 0.3
+gate.hidden, gate.deprecated = True, "It is called `monitor` now."
+main.add_command(gate, "gate")

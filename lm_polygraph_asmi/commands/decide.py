@@ -36,13 +36,13 @@ for option in PARAMETERS:
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
-    help="With --sheet: only so many accepted answers, drawn at random, to label for `gate`.",
+    help="With --sheet: only so many accepted answers, drawn at random, to label for `monitor`.",
 )
 def decide(calibration: str, sample: int | None, **options: Any) -> None:
     """Accept answers to the prompts in ROWS_FILE, or abstain.
 
     ROWS_FILE is as for `score`; model and settings are the calibration's. Each row gets `accept`
-    (true, false, or null: no decision) and `reason`; --sheet writes a table to label for `gate`.
+    (true, false, or null: no decision) and `reason`; --sheet writes a table to label for `monitor`.
     By MSP, perplexity or entropy, no masked pass is run.
 
     Exits with status 1 if any row fails.

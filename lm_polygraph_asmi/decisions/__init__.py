@@ -25,7 +25,7 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "decider": "Decider decide",
     "decision": "Decision",
     ".analysis.risk_control": "RiskThreshold risk_threshold",
-    ".analysis.risk_gate": "RiskGate risk_gate",
+    ".analysis.risk_monitor": "RiskMonitor risk_monitor",
     "rows": "calibrate_rows",
     "run": "calibrate_run",
 })  # fmt: skip

@@ -93,7 +93,7 @@ class Calibration:
     model: str  # its name
     settings: dict[str, Any]  # those that all answers share
     prompt_tokens: list[float]  # (n,) lengths of the prompts, ascending; empty if not saved
-    question_digests: list[str]  # see `digests_of`; not to be asked again by `gate`
+    question_digests: list[str]  # see `digests_of`; not to be asked again by `monitor`
     learned: LearnedScore | None = None  # if it is the signal; the log-odds of an error
     learning: str = ""  # whether one was learned, and what it gains; empty if not asked for
     following: str = ""  # what to label next, of answers that are labelled from the surest on

@@ -1,4 +1,4 @@
-"""The gate: what newly labelled decisions say of the guarantee that they were made by."""
+"""The monitor: what newly labelled decisions say of the guarantee that they were made by."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.analysis.risk_gate import RiskGate, risk_gate
+from lm_polygraph_asmi.analysis.risk_monitor import RiskMonitor, risk_monitor
 from lm_polygraph_asmi.decisions.calibration import Calibration
 from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.labels import (
@@ -22,13 +22,13 @@ from lm_polygraph_asmi.decisions.labels import (
 from lm_polygraph_asmi.tables import Row
 
 NEEDED = ("accept", "reason", "signal", "value", "threshold", "digest")
-"""Fields of a saved decision that the gate reads, besides the label."""
+"""Fields of a saved decision that the monitor reads, besides the label."""
 
 
-def gate(
+def monitor(
     calibration: Calibration, rows: Iterable[Row], right_from: float | None = None
-) -> RiskGate:
-    """`risk_gate` of rows of `decide --out` with labels.
+) -> RiskMonitor:
+    """`risk_monitor` of rows of `decide --out` with labels.
 
     Only accepted answers need a label; those without one are left out. Answers without a decision
     (`accept` is null) count as abstained; blank ones and rows that failed are left out, as in the
@@ -67,7 +67,7 @@ def gate(
         )
     accepted, wrong, keys = zip(*counted, strict=True)
     return replace(
-        risk_gate(calibration.guarantee, accepted, Labelled(wrong, keys)),
+        risk_monitor(calibration.guarantee, accepted, Labelled(wrong, keys)),
         unlabelled=unlabelled,
         share=float(np.mean([shown for _, shown, _ in decided])),
         most=max(Counter(clusters).values()),

@@ -27,7 +27,7 @@ ENDS = 10_000
 
 
 @dataclass(frozen=True)
-class RiskGate:
+class RiskMonitor:
     """What newly labelled answers say of a guarantee.
 
     `holds`: they support it by themselves, at its confidence; `violated`: the error rate of
@@ -80,7 +80,7 @@ class RiskGate:
         )
 
 
-def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> RiskGate:
+def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> RiskMonitor:
     """Whether newly labelled answers, (n,) `accepted` or not, support a guarantee or contradict it.
 
     The probability that any look gives `violated` is at most .05 if the risk is held, and that any
@@ -90,8 +90,8 @@ def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) 
     Example:
         >>> guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500)
         >>> new = Labelled(wrong=[0] * 50, clusters=range(50))
-        >>> gate = risk_gate(guarantee, [1] * 40 + [0] * 10, new)
-        >>> gate.outcome, gate.least_holds
+        >>> monitor = risk_monitor(guarantee, [1] * 40 + [0] * 10, new)
+        >>> monitor.outcome, monitor.least_holds
         ('holds', 35)
     """
     import pandas as pd
@@ -119,7 +119,7 @@ def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) 
         outcome = "holds"
     # The ends of the interval: the outermost shares that a test does not reject.
     ends = range(1, ENDS)
-    return RiskGate(
+    return RiskMonitor(
         outcome=outcome,
         guarantee=guarantee,
         answers=len(rows),

@@ -39,6 +39,8 @@ REVISION = ("model", "revision", "attention_in_use", "prompt_format", *HASHED)
 """What identifies a model and the form of its prompts."""
 OPTIONAL = (*HASHED, "attention_in_use", "layer", "samples", "stop")
 """What a calibration may not have recorded, since its answers differ in it, or are of a run."""
+USUAL_SAMPLING = "LM-Polygraph's defaults"
+"""Setting `sampling` of samples that `score` draws; their temperature is a setting of its own."""
 COPIED = ("prompt", "answer", "ids", "prompt_tokens", "settings", "model")
 """Fields of a decision that are its answer's."""
 UNKNOWN = "unknown"
@@ -139,7 +141,9 @@ class Calibration:
         key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
         more = [*REVISION, *(n for n in ("layer", "samples") if n in needed)]
         if self.signal == "adapt":  # also of its samples
-            more += ["max_new_tokens", "temperature"]
+            more += ["max_new_tokens", "temperature", "sampling"]
+            if settings.get("samples") == "generated":
+                settings = {**settings, "sampling": USUAL_SAMPLING}
         known = {n: key[n] for n in key if n in needed and n in settings}
         return known | {name: settings[name] for name in more if name in settings}
 

@@ -9,7 +9,7 @@ import numpy as np
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.decisions.calibration import Calibration
+from lm_polygraph_asmi.decisions.calibration import USUAL_SAMPLING, Calibration
 from lm_polygraph_asmi.decisions.fit import check_signal, fit
 from lm_polygraph_asmi.decisions.labels import joined
 from lm_polygraph_asmi.decisions.rows import digests_of
@@ -19,6 +19,9 @@ from lm_polygraph_asmi.scoring.signals import unmasked_signals
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.results.run_groups import RunGroup
+
+SAMPLING = {"top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0, "allow_newlines": True}
+"""What else changes samples, beside the temperature, with the defaults that `score` uses."""
 
 
 def calibrate_run(
@@ -141,6 +144,9 @@ def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
     sampling = recorded.get("generation_params") or {}
     if "temperature" in sampling:
         shared["temperature"] = sampling["temperature"]
+    drawn = {name: sampling.get(name, default) for name, default in SAMPLING.items()}
+    changed = [f"{name}={value}" for name, value in drawn.items() if value != SAMPLING[name]]
+    shared["sampling"] = ", ".join(changed) or USUAL_SAMPLING
     return saved | group.methods[method].besides_masks() | shared
 
 

@@ -34,13 +34,16 @@ def attach_imports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`attach` for the names that a package imports from its modules below `if TYPE_CHECKING`.
 
-    So type checkers and programs read the same list.
+    So type checkers and programs read the same list. The modules are the package's, or beside it.
     """
+    parent = package.rpartition(".")[0]
     tree = ast.parse(inspect.getsource(sys.modules[package]))
     blocks = (node for node in tree.body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
     names = {
-        str(node.module).removeprefix(f"{package}."): " ".join(alias.name for alias in node.names)
+        str(node.module).removeprefix(f"{package}.").removeprefix(parent): " ".join(
+            alias.name for alias in node.names
+        )
         for node in imports
     }
     return attach(package, names)

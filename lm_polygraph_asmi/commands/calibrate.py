@@ -107,7 +107,6 @@ def calibrate(
             if run is not None:
                 from lm_polygraph_asmi.decisions.run import calibrate_run
 
-                asked["signal"] = asked["signal"] or "best"
                 result = calibrate_run(run, metric=metric, **asked)
             else:
                 from lm_polygraph_asmi.decisions.rows import calibrate_rows

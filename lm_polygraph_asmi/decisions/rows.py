@@ -7,18 +7,19 @@ uncertainty, higher = more uncertain; "column:-NAME" a confidence, where higher 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, cluster_codes
+from lm_polygraph_asmi.analysis.clusters import cluster_codes
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.risk_control import ordered_threshold, thinned_rows
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, Sample, config_of
-from lm_polygraph_asmi.decisions.fit import check_signal, fit
+from lm_polygraph_asmi.decisions.fit import Asked, fit
 from lm_polygraph_asmi.decisions.labels import (
     clusters_of,
     digest_of_texts,
@@ -43,7 +44,7 @@ from lm_polygraph_asmi.scoring.sheet import (
 )
 from lm_polygraph_asmi.scoring.signals import column_of
 from lm_polygraph_asmi.tables import LINES, Row, read_table
-from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
+from lm_polygraph_asmi.validation import describe_fields
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
@@ -61,29 +62,22 @@ def calibrate_rows(
     risk: float,
     confidence: float = 0.95,
     *,
-    signal: str | None = None,
-    largest: int | None = None,
-    right_from: float | None = None,
     labels: str | Path | None = None,
     unlabelled: Rows = (),
     scorer: "Scorer | None" = None,
-    resamples: int = RESAMPLES,
+    **options: Any,
 ) -> Calibration:
     """Calibrate on labelled answers: a threshold with a risk guarantee.
 
     Args:
-        rows: a file that `score_file` wrote, or its rows, whose model and settings are taken.
+        rows: a file that `score_file` wrote, or its rows, whose model and parameters are taken.
             Those without a label, `correct` or `quality`, and empty answers are left out.
-        risk: largest error rate among accepted answers, in (0, 1); see `risk_threshold`.
-        signal: a key of `SIGNALS`; "score": that of the method; "column:NAME" or "column:-NAME":
-            any score in the rows; "best": of MSP, perplexity and entropy, each at a third of the
-            level; "learned": a score learned on half of the clusters. None: that by which the sheet
-            `labels` is sorted, else "best".
-        largest: most answers of a cluster that later ones may have; None: the most here.
-        right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
+        risk, confidence: see `Asked`.
         labels: the sheet of these rows, with labels.
         unlabelled: scored rows like later ones; their signals are the thresholds to test.
         scorer: reads hidden states for "learned"; None: the model that the rows name is loaded.
+        options: further fields of `Asked`. Without `signal`, it is that by which the sheet `labels`
+            is sorted, else "best".
 
     Example:
         >>> run = calibrate_rows("answers-of-smollm2.jsonl", risk=0.1, resamples=50)
@@ -91,16 +85,14 @@ def calibrate_rows(
         (8, 4, None)
     """
     order = None if labels is None else order_of(labels)
-    signal = signal or order or "best"
-    check_signal(signal, risk, confidence)
-    check_at_least_one("resamples", resamples)
+    signal = options.get("signal") or order or "best"
+    asked = Asked(risk, confidence, **options | {"signal": signal})
     every = scored_rows(rows, signal)
     given = {} if labels is None else labels_in([labels], every)
     named = every if labels is None else with_labels(every, given)
     about = {
         "name": Path(rows).name if isinstance(rows, str | Path) else "labelled answers",
         "label_source": "their labels",
-        "right_from": right_from,
     }
     if order is not None:
         if signal != order:
@@ -110,61 +102,60 @@ def calibrate_rows(
             )
         if unlabelled:
             raise ValueError("a sheet in order has its unlabelled rows: leave --unlabelled out")
-        return _calibrated_in_order(named, {*given}, order, risk, confidence, largest, about)
-    labelled = labels_of(named, right_from)
-    saved = answers_of([row for row, _ in labelled], signal)
-    known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
-    if not known:
-        raise ValueError(
-            f"expected labelled answers, got {len(labelled) or 'none'} among {len(every)} rows"
-            f'{", all empty" if labelled else ""}: fill "correct" (true or false), or "quality"'
-        )
+        return _calibrated_in_order(named, {*given}, asked, about)
+    known, left_out = _labelled_answers(named, asked)
     inputs, wrong, answers = map(list, zip(*known, strict=True))
     _check_random(answers, named, signal)
     quality: list[Any] = [row.content.get("quality") for row in inputs]
-    left_out = {
-        "without a label": len(every) - len(labelled),
-        "empty": len(labelled) - len(inputs),
-    }
     return fit(
         {name: np.array([one.signals[name] for one in answers]) for name in answers[0].signals},
-        Labelled(wrong, clusters_of(inputs), None if None in quality else quality, resamples),
-        risk=risk,
-        confidence=confidence,
-        signal=answers[0].settings["method"] if signal == "score" else signal,
+        Labelled(wrong, clusters_of(inputs), None if None in quality else quality, asked.resamples),
+        replace(asked, signal=answers[0].settings["method"]) if signal == "score" else asked,
         features=lambda: _features(inputs, answers, scorer),
         unlabelled=_spare(inputs, scored_rows(unlabelled, signal), signal),
-        largest=largest,
-        left_out=", ".join(f"{number} {kind}" for kind, number in left_out.items() if number),
+        left_out=left_out,
         **about,
         **_described(inputs, answers),
     )
 
 
+def _labelled_answers(
+    rows: Sequence[Row], asked: Asked
+) -> tuple[list[tuple[Row, bool, UnmaskedAnswer]], str]:
+    """Rows with a label whose answer is not empty, and in words how many others there are."""
+    labelled = labels_of(rows, asked.right_from)
+    saved = answers_of([row for row, _ in labelled], asked.signal)
+    known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
+    if not known:
+        raise ValueError(
+            f"expected labelled answers, got {len(labelled) or 'none'} among {len(rows)} rows"
+            f'{", all empty" if labelled else ""}: fill "correct" (true or false), or "quality"'
+        )
+    left_out = {
+        "without a label": len(rows) - len(labelled),
+        "empty": len(labelled) - len(known),
+    }
+    return known, ", ".join(f"{number} {kind}" for kind, number in left_out.items() if number)
+
+
 def _calibrated_in_order(
-    rows: Sequence[Row],
-    keys: Collection[str],
-    signal: str,
-    risk: float,
-    confidence: float,
-    largest: int | None,
-    about: Mapping[str, Any],
+    rows: Sequence[Row], keys: Collection[str], asked: Asked, about: Mapping[str, Any]
 ) -> Calibration:
     """What labels from the surest answer on give so far, and what to label next.
 
-    `keys`: those in the sheet.
+    `keys`: those in the sheet. `about`: other fields of `Calibration`.
     """
-    kept = surest_first(rows, signal, largest)
+    kept = surest_first(rows, asked.signal, asked.largest)
     if keys != {key_of(row.content) for row in kept.rows}:
         raise ValueError(
-            "the sheet has not the answers that are in order now: rows were scored again, added or "
-            "removed, or --largest differs. The ranks are of all answers, so they stay as they "
-            "were when the sheet was written: write another one"
+            "the sheet does not have the answers that are in order now. Rows were scored again, "
+            "added or removed, or --largest differs. The ranks are of all answers, so these must "
+            "stay as they were when the sheet was written: write another one"
         )
-    known = {row.number: float(wrong) for row, wrong in labels_of(rows, about["right_from"])}
+    known = {row.number: float(wrong) for row, wrong in labels_of(rows, asked.right_from)}
     given = np.array([known.get(row.number, np.nan) for row in kept.rows])
-    values = np.array([answer.signals[signal] for answer in kept.answers])
-    rule, to_label = ordered_threshold(values, given, risk, confidence, kept.largest)
+    values = np.array([answer.signals[asked.signal] for answer in kept.answers])
+    rule, to_label = ordered_threshold(values, given, asked.risk, asked.confidence, kept.largest)
     following = "No further label helps: the sequence of tests has ended."
     if len(to_label):
         following = (
@@ -172,11 +163,12 @@ def _calibrated_in_order(
             f"{to_label[-1] + 1} without a label."
         )
     return Calibration(
-        signal=signal,
+        signal=asked.signal,
         guarantee=rule,
         n=int(np.isfinite(given).sum()),
         errors=int(np.nansum(given)),
         signals={},
+        right_from=asked.right_from,
         following=following,
         sample=Sample(values, given, list(map(str, range(len(given))))),
         **about,
@@ -263,6 +255,24 @@ def answers_of(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
     return column_answers(rows, signal) if column_of(signal)[0] else saved_answers(rows)
 
 
+NOTHING_KNOWN = UnmaskedAnswer(
+    signals={},
+    prompt="",
+    answer="",
+    scored_text="",
+    answered=True,
+    ids=(),
+    counted=0,
+    settings={"closing_token": False},  # how the answer ends is unknown, too
+    model="",
+    warnings=(),
+    content_end=0,
+    ending="",
+    prompt_tokens=0,
+)
+"""An answer of whose model, tokens and end nothing is known."""
+
+
 def column_answers(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
     """Rows as answers with the one signal; ValueError, naming the row: no finite number."""
     answers = each(rows, lambda row: column_answer(row.content, signal))
@@ -272,7 +282,7 @@ def column_answers(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
 
 
 def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
-    """A row as an answer with the one signal, of whose model, tokens and end nothing is known."""
+    """A row as an answer with the one signal; ValueError: it has no finite number."""
     name, sign = column_of(signal)
     if name in (*LABELS, *DECIDED, "id", "row", "cluster"):
         raise ValueError(f"column {name!r}: expected a score of another name, got this field")
@@ -284,20 +294,14 @@ def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
     if not math.isfinite(number):
         raise ValueError(f"column {name!r}: expected a number, got {value!r:.40}")
     answer = content.get("answer")
-    return UnmaskedAnswer(
+    return replace(
+        NOTHING_KNOWN,
         signals={signal: sign * number},
         prompt=content.get("prompt") or "",
         answer=answer or "",
         scored_text=text_of(answer),
         answered=answer is None or bool(text_of(answer).strip()),
-        ids=(),
-        counted=0,
-        settings={"closing_token": False},  # how the answer ends is unknown
-        model="",
-        warnings=(),
         content_end=len(text_of(answer)),
-        ending="",
-        prompt_tokens=0,
     )
 
 

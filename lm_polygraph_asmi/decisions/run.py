@@ -1,21 +1,20 @@
 """The second door: a finished benchmark run, whose manifest names its model's revision."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import USUAL_SAMPLING, Calibration
-from lm_polygraph_asmi.decisions.fit import check_signal, fit
+from lm_polygraph_asmi.decisions.fit import Asked, fit
 from lm_polygraph_asmi.decisions.labels import joined
 from lm_polygraph_asmi.decisions.rows import digests_of
 from lm_polygraph_asmi.results.run_groups import load_run_groups
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
-from lm_polygraph_asmi.scoring.signals import unmasked_signals
+from lm_polygraph_asmi.scoring.signals import LEARNED, unmasked_signals
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.results.run_groups import RunGroup
@@ -29,29 +28,34 @@ def calibrate_run(
     risk: float,
     confidence: float = 0.95,
     *,
-    signal: str = "best",
     metric: str | None = None,
-    largest: int | None = None,
-    right_from: float | None = None,
-    resamples: int = RESAMPLES,
-    **settings: Any,
+    **options: Any,
 ) -> Calibration:
-    """Calibrate on a finished benchmark run, its manager file or folder: a pickle that you trust.
+    """Calibrate on a finished benchmark run. Its manager file is a pickle: load only one you trust.
 
-    The label is by the quality `metric`, by default AlignScore or the run's first. `settings` of
-    the score, such as `method="asmi"`, are those of the run where left out, of several methods
-    Sem-ASMI's. Other arguments as for `calibrate_rows`.
+    Args:
+        path: manager file, or its folder.
+        risk, confidence: see `Asked`.
+        metric: quality metric for the labels; None: AlignScore, or else the run's first.
+        options: further fields of `Asked`, and parameters of the score such as `method="asmi"`.
+            Those left out are the run's; if it has several methods, Sem-ASMI's.
 
     Example:
         >>> run = calibrate_run("RUN", risk=0.3, resamples=50)
         >>> run.n, run.label_source
         (60, 'AlignScore')
     """
-    check_signal(signal, risk, confidence, run=True)
-    if signal == "adapt":  # other scores need no estimator of their own
-        settings = {"method": signal} | settings
-    group, method = _scored_group(path, metric, settings)
-    group = _labelled(group, right_from)
+    own = {each.name: options.pop(each.name) for each in fields(Asked) if each.name in options}
+    asked = Asked(risk, confidence, **own | {"signal": own.get("signal") or "best"})
+    if asked.signal == LEARNED:
+        raise ValueError(
+            "a finished run has no hidden states to learn from: score its prompts and answers as "
+            "rows (`polygraph_asmi score`), and calibrate on those"
+        )
+    if asked.signal == "adapt":  # other scores need no estimator of their own
+        options = {"method": asked.signal} | options
+    group, method = _scored_group(path, metric, options)
+    group = _labelled(group, asked.right_from)
     config, model = group.methods[method], group.run.recorded("model")
     if model.get("path") is None:
         raise ValueError(f"{path} does not record its model: expected a manifest that names it")
@@ -76,14 +80,10 @@ def calibrate_run(
     lengths = group.saved("asmi_prompt_length")
     return fit(
         {kind: values[answered] for kind, values in columns.items()},
-        answers.resampled(resamples).take(answered),
-        risk=risk,
-        confidence=confidence,
-        signal=config.method if signal == "score" else signal,
-        largest=largest,
+        answers.resampled(asked.resamples).take(answered),
+        replace(asked, signal=config.method) if asked.signal == "score" else asked,
         name=group.label,
         label_source=group.metric,
-        right_from=right_from,
         model=str(model["path"]),
         settings=shared,
         prompt_tokens=sorted(float(lengths[row]) for row in answered) if lengths else [],

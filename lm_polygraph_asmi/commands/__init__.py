@@ -7,7 +7,6 @@ runs, so that help and argument errors appear at once.
 import logging
 import sys
 import warnings
-from copy import copy
 from typing import Any
 
 import click
@@ -81,6 +80,13 @@ for command in (
 ):
     main.add_command(command)
 
-gate = copy(monitor)  # its name in release 0.3
-gate.hidden, gate.deprecated = True, "It is called `monitor` now."
-main.add_command(gate, "gate")
+main.add_command(
+    click.Command(
+        "gate",  # its name in release 0.3
+        params=monitor.params,
+        callback=monitor.callback,
+        help=monitor.help,
+        hidden=True,
+        deprecated="It is called `monitor` now.",
+    )
+)

@@ -251,8 +251,17 @@ def _with_scores(rows: Sequence[Row], signal: str) -> list[Row]:
 
 
 def answers_of(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
-    """Answers with the signal: a column of any table, else as of `saved_answers`."""
-    return column_answers(rows, signal) if column_of(signal)[0] else saved_answers(rows)
+    """Answers with the signal, from its column in any table, or else as of `saved_answers`.
+
+    ValueError, naming the row: no finite number.
+    """
+    column, _ = column_of(signal)
+    if not column:
+        return saved_answers(rows)
+    answers = each(rows, lambda row: column_answer(row.content, signal))
+    if len(answers) > 1 and len({answer.signals[signal] for answer in answers}) == 1:
+        raise ValueError(f"column {column!r} has the same number in all rows")
+    return answers
 
 
 NOTHING_KNOWN = UnmaskedAnswer(
@@ -271,14 +280,6 @@ NOTHING_KNOWN = UnmaskedAnswer(
     prompt_tokens=0,
 )
 """An answer of whose model, tokens and end nothing is known."""
-
-
-def column_answers(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
-    """Rows as answers with the one signal; ValueError, naming the row: no finite number."""
-    answers = each(rows, lambda row: column_answer(row.content, signal))
-    if len(answers) > 1 and len({answer.signals[signal] for answer in answers}) == 1:
-        raise ValueError(f"column {column_of(signal)[0]!r} has the same number in all rows")
-    return answers
 
 
 def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:

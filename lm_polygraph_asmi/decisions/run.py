@@ -2,7 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +12,9 @@ from lm_polygraph_asmi.decisions.calibration import USUAL_SAMPLING, Calibration
 from lm_polygraph_asmi.decisions.fit import Asked, fit
 from lm_polygraph_asmi.decisions.labels import joined
 from lm_polygraph_asmi.decisions.rows import digests_of
-from lm_polygraph_asmi.results.run_groups import load_run_groups
+from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
 from lm_polygraph_asmi.scoring.signals import LEARNED, unmasked_signals
-
-if TYPE_CHECKING:
-    from lm_polygraph_asmi.results.run_groups import RunGroup
 
 SAMPLING = {"top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0, "allow_newlines": True}
 """What else changes samples, beside the temperature, with the defaults that `score` uses."""
@@ -91,7 +88,7 @@ def calibrate_run(
     )
 
 
-def _labelled(group: "RunGroup", right_from: float | None) -> "RunGroup":
+def _labelled(group: RunGroup, right_from: float | None) -> RunGroup:
     """The group, where every row has a label that was made with its gold answer."""
     from lm_polygraph_asmi.host.quality import unread
 
@@ -108,7 +105,7 @@ def _labelled(group: "RunGroup", right_from: float | None) -> "RunGroup":
 
 def _scored_group(
     path: str | Path, metric: str | None, settings: dict[str, Any]
-) -> tuple["RunGroup", str]:
+) -> tuple[RunGroup, str]:
     """The answers of a finished run, and the name of its score with these settings."""
     group, *others = load_run_groups([path], metric, settings.get("depth", ASMIConfig.depth))
     if others:
@@ -133,7 +130,7 @@ def _scored_group(
     )
 
 
-def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
+def settings_of(group: RunGroup, method: str) -> dict[str, Any]:
     """Settings of a score of a run, as saved with single answers."""
     saved = group.settings()
     if saved is None:
@@ -150,7 +147,7 @@ def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
     return saved | group.methods[method].besides_masks() | shared
 
 
-def _signals_of(group: "RunGroup") -> dict[str, np.ndarray]:
+def _signals_of(group: RunGroup) -> dict[str, np.ndarray]:
     """Signal -> (n,) values of those a run has saved; keys and units as `Score.signals`."""
     likelihoods = group.tokens(group.saved("asmi_log_likelihood"))
     entropies = group.tokens(group.saved("asmi_entropy"))

@@ -76,7 +76,7 @@ def calibrate(
     """Compute a threshold with a risk guarantee from labelled answers: ROWS or --run is required.
 
     ROWS is a file of `score --out`; labels are those of the sheet --labels, or its own fields
-    `correct` (true or false) or `quality` (a number). Model and settings are those of the file;
+    `correct` (true or false) or `quality` (a number). Model and parameters are those of the file;
     rows without a label are left out and counted. Rows about one passage form a cluster, found by
     their `context` or prompt, or named in `cluster`. Pass OUT to `decide --calibration`.
     """

@@ -41,7 +41,8 @@ for option in PARAMETERS:
 def decide(calibration: str, sample: int | None, **options: Any) -> None:
     """Accept answers to the prompts in ROWS_FILE, or abstain.
 
-    ROWS_FILE is as for `score`; model and settings are the calibration's. Each row gets `accept`
+    ROWS_FILE is as for `score`; model and parameters are the calibration's. Each row gets
+    `accept`
     (true, false, or null: no decision) and `reason`; --sheet writes a table to label for `monitor`.
     By MSP, perplexity or entropy, no masked pass is run.
 
@@ -58,7 +59,7 @@ def decide(calibration: str, sample: int | None, **options: Any) -> None:
     if column_of(loaded.signal)[0]:
         _decide_table(loaded, work)
         return
-    loaded.configured(explicit)  # raises if another setting decides
+    loaded.configured(explicit)  # raises for a parameter that differs
     work = work._replace(model=work.model or loadable(loaded.model))
 
     def opened() -> "Rows":

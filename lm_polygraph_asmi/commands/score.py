@@ -94,7 +94,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> tuple["Work", dict[str, Any], dict[str, Any]]:
-        """Options of a command: the work, how to load the model, and the settings given."""
+        """Options of a command: the work, how to load the model, and the parameters given."""
         fields = [name for name in cls._fields if name in options]
         work, loading = ({n: options.pop(n) for n in names} for names in (fields, LOADING))
         return cls(**work), loading, given_settings(options)

@@ -1,4 +1,4 @@
-"""The fit that both doors share: columns of signals and labels in, a `Calibration` out."""
+"""The fit for rows and runs alike: signals and labels in, a `Calibration` out."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ def best_threshold(
     unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
     largest: int | None = None,
 ) -> tuple[str, RiskThreshold]:
-    """The signal that accepts most, each tested at an equal part of the level, with its rule."""
+    """The signal that accepts most, and its threshold; each is tested at a part of the level."""
     level, others = (1 - confidence) / len(columns), unlabelled or {}
     rules = {
         name: risk_threshold(

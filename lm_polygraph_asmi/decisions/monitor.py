@@ -1,4 +1,4 @@
-"""The monitor: what newly labelled decisions say of the guarantee that they were made by."""
+"""The monitor: do newly labelled decisions support the guarantee that they were made by?"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -28,18 +28,21 @@ NEEDED = ("accept", "reason", "signal", "value", "threshold", "digest")
 def monitor(
     calibration: Calibration, rows: Iterable[Row], right_from: float | None = None
 ) -> RiskMonitor:
-    """`risk_monitor` of rows of `decide --out` with labels.
+    """Test the guarantee on rows of `decide --out` with labels, by `risk_monitor`.
 
     Only accepted answers need a label; those without one are left out. Answers without a decision
     (`accept` is null) count as abstained; blank ones and rows that failed are left out, as in the
-    calibration. ValueError, naming row and field: no decision of this calibration, no label at all,
-    or an answer seen twice, or by the calibration.
+    calibration. ValueError, naming row and field: a decision of another calibration, no label at
+    all, an answer twice, or a question of the calibration.
     """
     right_from = calibration.right_from if right_from is None else right_from
     calibrated, known = set(calibration.question_digests), dict[str, int]()
 
     def read(row: Row) -> tuple[Row, bool, bool | None] | None:
-        """A row that was decided, whether accepted, and whether wrong; None: it has no label."""
+        """A decided row, whether it was accepted, and whether it is wrong (None: no label).
+
+        None: the row failed, or its answer is empty.
+        """
         if row.content.get("error") and "digest" not in row.content:
             return None
         _check(row, calibration)

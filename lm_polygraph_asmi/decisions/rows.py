@@ -1,7 +1,7 @@
-"""The first door: labelled rows with the signals that `score --out` has saved.
+"""Calibrate on labelled rows, with the signals that `score --out` saved.
 
-Or with any other score, a column of a table, for which no model is loaded: "column:NAME" is an
-uncertainty, higher = more uncertain; "column:-NAME" a confidence, where higher is surer.
+A column of any table can be the signal, too; then no model is loaded. "column:NAME" is an
+uncertainty, higher = more uncertain. "column:-NAME" is a confidence, higher = surer.
 """
 
 import math
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 Rows = str | Path | Iterable[Row | Mapping[str, Any]]
 FEW = 5
-"""Of fewer answers, with or without a label, all may be surer than the others by chance."""
+"""Fewer answers than this, with or without a label, may all be the surest by chance."""
 DECIDED = ("accept", "reason", "signal", "value", "threshold", "calibration")
 """Fields of a decision that are written beside a row of a table."""
 SCORE = "`polygraph_asmi score ROWS --model M --out answers.jsonl --sheet labels.csv`"
@@ -141,7 +141,7 @@ def _labelled_answers(
 def _calibrated_in_order(
     rows: Sequence[Row], keys: Collection[str], asked: Asked, about: Mapping[str, Any]
 ) -> Calibration:
-    """What labels from the surest answer on give so far, and what to label next.
+    """The calibration by labels from the surest answer on, and what to label next.
 
     `keys`: those in the sheet. `about`: other fields of `Calibration`.
     """
@@ -177,7 +177,7 @@ def _calibrated_in_order(
 
 
 def _check_random(answers: Sequence[UnmaskedAnswer], rows: Sequence[Row], signal: str) -> None:
-    """Raise ValueError if the labelled answers are those surest by a signal, so not random ones."""
+    """Raise ValueError if the labelled answers are the surest by a signal, so not random."""
     others = [row for row in rows if not has_label(row.content)]
     spare = [one for one in answers_of(_with_scores(others, signal), signal) if one.answered]
     if min(len(answers), len(spare)) < FEW:
@@ -185,7 +185,7 @@ def _check_random(answers: Sequence[UnmaskedAnswer], rows: Sequence[Row], signal
     for name in answers[0].signals:
         if max(a.signals[name] for a in answers) < min(a.signals[name] for a in spare):
             raise ValueError(
-                f"the {len(answers)} labelled answers are those surest by {name}, not random ones: "
+                f"the {len(answers)} labelled answers are the surest by {name}, not random ones: "
                 f"label random rows, or write a sheet with --surest-first {name}"
             )
 
@@ -215,9 +215,9 @@ class Ordered(NamedTuple):
 
 
 def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> Ordered:
-    """Of scored rows, those with an answer, in order.
+    """Scored rows with an answer, the surest first, thinned to one a cluster.
 
-    The draw depends on the keys of the rows alone, so it is the same for the same answers.
+    The draw depends only on the keys of the rows: the same answers give the same draw.
     """
     scored = _with_scores(rows, signal)
     every = zip(scored, answers_of(scored, signal), strict=True)
@@ -236,7 +236,7 @@ def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> Order
 
 
 def _described(rows: Sequence[Row], answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:
-    """Of what a calibration was made, in its fields."""
+    """Fields of a calibration that describe the answers it was made from."""
     lengths = [answer.prompt_tokens for answer in answers]
     return {
         "model": answers[0].model,
@@ -279,7 +279,7 @@ NOTHING_KNOWN = UnmaskedAnswer(
     ending="",
     prompt_tokens=0,
 )
-"""An answer of whose model, tokens and end nothing is known."""
+"""An answer whose model, tokens and end are unknown."""
 
 
 def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
@@ -307,9 +307,10 @@ def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
 
 
 def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
-    """Scored rows of a file, or as they are; ValueError: a sheet, a CSV, or rows without scores.
+    """Scored rows, from a file or as passed.
 
-    Of a signal that is a column, any table with it.
+    If the signal is a column, any table with it will do. ValueError: a sheet, another table, or
+    rows without scores.
     """
     column, _ = column_of(signal)
     if isinstance(rows, str | Path):
@@ -329,9 +330,10 @@ def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
 
 
 def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
-    """Answers and signals of rows that `score --out` wrote, all with one model and its settings.
+    """Answers and signals of rows that `score --out` wrote, with one model and equal parameters.
 
-    ValueError, which names the row: it is another one, was changed, or differs from the first.
+    ValueError, naming the row: it was not scored, was changed, or was scored otherwise than the
+    first.
     """
     first = dict[str, Any]()
 
@@ -343,7 +345,7 @@ def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
         if other := [n for n in shared if first.get(n) != own.get(n)]:
             listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
             raise ValueError(
-                f"scored otherwise than row {rows[0].number} ({listed}): score again: {SCORE}"
+                f"scored otherwise than row {rows[0].number} ({listed}). Score all alike: {SCORE}"
             )
         return answer
 
@@ -359,7 +361,7 @@ def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:
     answer = UnmaskedAnswer.of_row(content)
     if answer is None:
         raise ValueError(
-            "prompt, answer, settings or scores were changed after it was scored, or by another "
+            "prompt, answer, settings or scores were changed since it was scored, or by another "
             f"release: score it again: {SCORE}"
         )
     if missing := [name for name in MACHINE if name not in answer.settings]:
@@ -369,7 +371,7 @@ def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:
 
 
 def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
-    """What all scores of a calibration must share; samples that were passed differ in number."""
+    """What all scores of a calibration must share. Passed samples may differ in number."""
     settings = answer.compared_settings
     more = ("layer", "attention_in_use", "samples", "prompt_format", *MACHINE)
     shared = ASMIConfig.key_of(settings) | {name: settings.get(name) for name in more}
@@ -380,7 +382,7 @@ def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
 def _spare(
     labelled: Sequence[Row], others: Sequence[Row], signal: str
 ) -> dict[str, np.ndarray] | None:
-    """Signals of unlabelled rows that were scored as the labelled ones; None for no row."""
+    """Signals of unlabelled rows, which must be scored as the labelled ones; None: no row."""
     with placing("unlabelled"):
         answers = answers_of([labelled[0], *others], signal)[1:]
     known = set(digests_of([question_of(row.content) for row in labelled]))
@@ -394,7 +396,7 @@ def _spare(
 
 
 def loadable(model: str) -> str:
-    """The name that loads a model again: the demo's model is recorded by its folder."""
+    """The name that loads a recorded model: the demo's model is recorded by its folder."""
     from lm_polygraph_asmi.host.loading import SMOLLM2
     from lm_polygraph_asmi.host.smollm2 import smollm2_source
 
@@ -409,7 +411,7 @@ def _features(
 ) -> dict[str, np.ndarray]:
     """What a learned score reads, (n, width) by group, from one unmasked pass a row.
 
-    Of the tokens that were scored: as text, a saved answer that was cut off would get an end.
+    It reads the scored token ids, since a text that was cut off would get an end token.
     """
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
@@ -417,7 +419,7 @@ def _features(
         scorer = Scorer(loadable(answers[0].model), config_of(answers[0].settings))
     if others := scorer.differences(rows[0].content):
         raise ValueError(
-            f"row {rows[0].number} was scored with another model or other settings "
+            f"row {rows[0].number} was scored with another model or other parameters "
             f"({'; '.join(others)}): use that model, or score again: {SCORE}"
         )
     tables = [
@@ -433,7 +435,7 @@ def digests_of(questions: Sequence[Any]) -> list[str]:
 
 
 def _shared_settings(answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:
-    """What all answers share, and how they end."""
+    """The settings that all answers share, and how the answers end."""
     first, *others = (answer.compared_settings for answer in answers)
     ends = sorted({each["answer_end"] for each in (first, *others) if "answer_end" in each})
     left_out = ("model", "answer_end")

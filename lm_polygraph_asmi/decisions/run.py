@@ -1,4 +1,4 @@
-"""The second door: a finished benchmark run, whose manifest names its model's revision."""
+"""Calibrate on a finished benchmark run, whose manifest names its model and the revision."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -89,7 +89,7 @@ def calibrate_run(
 
 
 def _labelled(group: RunGroup, right_from: float | None) -> RunGroup:
-    """The group, where every row has a label that was made with its gold answer."""
+    """The group with `right_from`; ValueError if a row has no label by its gold answer."""
     from lm_polygraph_asmi.host.quality import unread
 
     problem: str | None = group.run.unlabelled(group.metric)
@@ -106,7 +106,7 @@ def _labelled(group: RunGroup, right_from: float | None) -> RunGroup:
 def _scored_group(
     path: str | Path, metric: str | None, settings: dict[str, Any]
 ) -> tuple[RunGroup, str]:
-    """The answers of a finished run, and the name of its score with these settings."""
+    """The answers of a finished run, and the name of its score with these parameters."""
     group, *others = load_run_groups([path], metric, settings.get("depth", ASMIConfig.depth))
     if others:
         raise ValueError(
@@ -114,7 +114,7 @@ def _scored_group(
         )
     if not group.methods:
         raise ValueError(
-            f"{path} records no score's settings: expected a manifest, which runs with the "
+            f"{path} records no score's parameters: expected a manifest, which runs with the "
             "callback RunRecord write"
         )
     required = {"method": ASMIConfig.method} | ASMIConfig.check_names(settings)
@@ -125,13 +125,14 @@ def _scored_group(
             return replace(group, operating=config, depth=config.depth), method
     listed = ", ".join(f"{name}={value!r}" for name, value in required.items())
     raise ValueError(
-        f"{path}: expected a score with the settings {listed}; it has {', '.join(group.methods)}. "
-        "Leave these settings out to use the run's, or name another run"
+        f"{path}: expected a score with the parameters {listed}; it has "
+        f"{', '.join(group.methods)}. "
+        "Leave these out to use the run's, or name another run"
     )
 
 
 def settings_of(group: RunGroup, method: str) -> dict[str, Any]:
-    """Settings of a score of a run, as saved with single answers."""
+    """Settings of a run's score, under the names that `score` saves with an answer."""
     saved = group.settings()
     if saved is None:
         raise ValueError(f"{group.run.path} has not saved asmi: its masks are unknown")
@@ -148,7 +149,7 @@ def settings_of(group: RunGroup, method: str) -> dict[str, Any]:
 
 
 def _signals_of(group: RunGroup) -> dict[str, np.ndarray]:
-    """Signal -> (n,) values of those a run has saved; keys and units as `Score.signals`."""
+    """The signals that a run saved, (n,) values each; keys and units as in `Score.signals`."""
     likelihoods = group.tokens(group.saved("asmi_log_likelihood"))
     entropies = group.tokens(group.saved("asmi_entropy"))
     columns: dict[str, np.ndarray | None] = {"asmi": group.mi, "sem": group.u_sem}

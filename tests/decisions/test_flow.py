@@ -62,7 +62,7 @@ def test_from_scores_to_the_monitor(folder, calibrated, tmp_path):
     words = ("decide", tmp_path / "new.jsonl", "--model", model, "--out", out, "--calibration")
     limited(found, 1e9, "sem").save(tmp_path / "sem.json")
     code, said = run(*words, tmp_path / "sem.json", "--scope", "all")
-    assert "settings differ from the calibration answers.jsonl (scope 'response' there" in said
+    assert "parameters differ from the calibration answers.jsonl (scope 'response' there" in said
     limited(found, None).save(tmp_path / "none.json")
     assert "Warning: No threshold by " in done(*words, tmp_path / "none.json")
     out.unlink()
@@ -123,7 +123,7 @@ def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
     with torch.no_grad():
         changed.lm_head.weight[0, 0] += 1
     scorer = Scorer(changed, found.config, tokenizer=tiny_lm.tokenizer())
-    with pytest.raises(ValueError, match="row 1 was scored with another model or other settings"):
+    with pytest.raises(ValueError, match="row 1 was scored with another model or other param"):
         calibrate_rows(folder / "answers.jsonl", 0.9, signal="learned", scorer=scorer)
 
 

@@ -166,10 +166,10 @@ def all_wrong(saved):
     ("change", "asked", "words"),
     [
         (all_wrong, {}, "expected right and wrong answers, got 60, all wrong"),
-        (None, {"depth": 0.9}, r"settings method='sem', depth=0\.9; it has"),
-        (None, {"aggregation": "sum"}, "settings method='sem', aggregation='sum'"),
+        (None, {"depth": 0.9}, r"parameters method='sem', depth=0\.9; it has"),
+        (None, {"aggregation": "sum"}, "parameters method='sem', aggregation='sum'"),
         (lambda saved: saved["estimations"].pop(("sequence", METHODS["adapt"])),
-         {"signal": "adapt"}, "a score with the settings method='adapt'"),
+         {"signal": "adapt"}, "a score with the parameters method='adapt'"),
         (lambda saved: saved["stats"].pop("asmi"), {}, "has not saved asmi: its masks"),
         ({}, {}, "expected a manifest, which runs with the callback RunR"),
         (runs.manifest(60) | {"model": {}}, {}, "does not record its model: expected a manifest"),

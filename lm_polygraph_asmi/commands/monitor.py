@@ -1,4 +1,4 @@
-"""`polygraph_asmi monitor`: does a guarantee still hold, by newly labelled decisions?"""
+"""`polygraph_asmi monitor`: test on newly labelled decisions whether a guarantee still holds."""
 
 import sys
 from typing import Any
@@ -35,9 +35,9 @@ def monitor(
 ) -> None:
     """Test the guarantee of CALIBRATION on new decisions with labels.
 
-    LABELLED are files of `decide --out`, with labels of --labels, or in their fields `correct`
-    (true or false) or `quality`. Abstained rows need no label; accepted ones without a label are
-    left out. Rows of several files are numbered on, as in one file.
+    LABELLED are files of `decide --out`. Labels are those of the sheets --labels, or their own
+    fields `correct` (true or false) or `quality`. Abstained rows need no label; accepted ones
+    without a label are left out. Rows of several files are numbered as if in one file.
 
     Exit status: 0 holds, 3 violated, 4 inconclusive; 1 and 2 are errors.
     """

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Decider:
     """A model with a calibration, to decide on many answers: accept or abstain.
 
-    `model` and `settings` are as for `Scorer`; those left out are the calibration's. Or `model` is a
-    `Scorer`, without `settings`. ValueError if a parameter differs on which the deciding signal
-    depends. No masked pass is run unless the signal is a score of ASMI.
+    `model` and `settings` are as for `Scorer`; parameters left out are the calibration's. `model`
+    may also be a `Scorer`, then without `settings`. ValueError if a parameter differs on which the
+    deciding signal depends. No masked pass is run unless the signal is a score of ASMI.
 
     Example:
         >>> decider = Decider("smollm2", calibration)

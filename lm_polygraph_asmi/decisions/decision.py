@@ -81,7 +81,7 @@ class Decision:
 
     @staticmethod
     def digest(line: Mapping[str, Any]) -> str:
-        """Hash of the fields that belong together: the answer, how it was decided, and the result."""
+        """Hash of the fields that belong together: answer, calibration and result."""
         names = ("signal", "value", "accept", "threshold", "reason", "calibration")
         result = [line.get(name) for name in names]
         if column_of(str(line.get("signal")))[0]:  # its question may be known by the id alone

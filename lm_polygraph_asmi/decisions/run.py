@@ -142,8 +142,9 @@ def settings_of(group: RunGroup, method: str) -> dict[str, Any]:
     sampling = recorded.get("generation_params") or {}
     if "temperature" in sampling:
         shared["temperature"] = sampling["temperature"]
-    drawn = {name: sampling.get(name, default) for name, default in SAMPLING.items()}
-    changed = [f"{name}={value}" for name, value in drawn.items() if value != SAMPLING[name]]
+    changed = [
+        f"{n}={sampling[n]}" for n in SAMPLING if sampling.get(n, SAMPLING[n]) != SAMPLING[n]
+    ]
     shared["sampling"] = ", ".join(changed) or USUAL_SAMPLING
     return saved | group.methods[method].besides_masks() | shared
 

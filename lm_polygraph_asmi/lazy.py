@@ -14,9 +14,14 @@ def attach(
     """`__getattr__`, `__dir__` and `__all__` of a package.
 
     Args:
-        names: module, below the package, or after a dot beside it -> its names, by blanks.
+        names: module, below the package, or in full beside it -> its names, by blanks.
     """
-    module_of = {name: f".{m}" for m, listed in names.items() for name in listed.split()}
+    beside = f".{package.rpartition('.')[0]}."
+    module_of = {
+        name: f".{m}".replace(beside, "..")
+        for m, listed in names.items()
+        for name in listed.split()
+    }
 
     def imported(name: str) -> Any:
         if name not in module_of:
@@ -34,16 +39,13 @@ def attach_imports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`attach` for the names that a package imports from its modules below `if TYPE_CHECKING`.
 
-    So type checkers and programs read the same list. The modules are the package's, or beside it.
+    So type checkers and programs read the same list.
     """
-    parent = package.rpartition(".")[0]
     tree = ast.parse(inspect.getsource(sys.modules[package]))
     blocks = (node for node in tree.body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
     names = {
-        str(node.module).removeprefix(f"{package}.").removeprefix(parent): " ".join(
-            alias.name for alias in node.names
-        )
+        str(node.module).removeprefix(f"{package}."): " ".join(alias.name for alias in node.names)
         for node in imports
     }
     return attach(package, names)

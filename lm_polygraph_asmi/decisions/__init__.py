@@ -21,15 +21,21 @@ from typing import TYPE_CHECKING
 
 from lm_polygraph_asmi.lazy import attach_imports
 
-# ruff: noqa: F401 (names for others)
+# isort: skip_file (it would part the names of a module)
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.analysis.risk_control import RiskThreshold, risk_threshold
-    from lm_polygraph_asmi.analysis.risk_monitor import RiskMonitor, risk_monitor
-    from lm_polygraph_asmi.decisions.calibration import Calibration
-    from lm_polygraph_asmi.decisions.decider import Decider, decide
-    from lm_polygraph_asmi.decisions.decision import Decision
-    from lm_polygraph_asmi.decisions.rows import calibrate_rows
-    from lm_polygraph_asmi.decisions.run import calibrate_run
+    from lm_polygraph_asmi.analysis.risk_control import (
+        RiskThreshold as RiskThreshold,
+        risk_threshold as risk_threshold,
+    )
+    from lm_polygraph_asmi.analysis.risk_monitor import (
+        RiskMonitor as RiskMonitor,
+        risk_monitor as risk_monitor,
+    )
+    from lm_polygraph_asmi.decisions.calibration import Calibration as Calibration
+    from lm_polygraph_asmi.decisions.decider import Decider as Decider, decide as decide
+    from lm_polygraph_asmi.decisions.decision import Decision as Decision
+    from lm_polygraph_asmi.decisions.rows import calibrate_rows as calibrate_rows
+    from lm_polygraph_asmi.decisions.run import calibrate_run as calibrate_run
 else:  # on first use
     __getattr__, __dir__, __all__ = attach_imports(__name__)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from lm_polygraph_asmi.lazy import attach_imports
 
-# isort: skip_file (it would part the names of a module)
+# isort: skip_file
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.analysis.risk_control import (

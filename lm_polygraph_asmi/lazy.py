@@ -14,9 +14,14 @@ def attach(
     """`__getattr__`, `__dir__` and `__all__` of a package.
 
     Args:
-        names: module, below the package, or after a dot beside it -> its names, by blanks.
+        names: module, below the package, or in full beside it -> its names, by blanks.
     """
-    module_of = {name: f".{m}" for m, listed in names.items() for name in listed.split()}
+    beside = f".{package.rpartition('.')[0]}."
+    module_of = {
+        name: f".{m}".replace(beside, "..")
+        for m, listed in names.items()
+        for name in listed.split()
+    }
 
     def imported(name: str) -> Any:
         if name not in module_of:

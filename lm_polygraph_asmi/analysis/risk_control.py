@@ -358,7 +358,7 @@ def p_value(
 ) -> float:
     """p-value of "a share of at least `risk` of the answers in `keep` (n,) is wrong".
 
-    Exact binomial if no cluster can have several answers. Otherwise a betting test (see `gate`):
+    Exact binomial if no cluster can have several answers. Otherwise a betting test (see `monitor`):
     let Z be the sum of (wrong - risk) over a cluster's accepted answers, whose mean is at least 0
     under this hypothesis. Capital that bets a share on -Z, cluster by cluster, gives the p-value 1
     / (its maximum). It averages over stakes. Clusters are taken by their number, which must be

@@ -17,8 +17,8 @@ from lm_polygraph_asmi.commands.configs import configs
 from lm_polygraph_asmi.commands.decide import decide
 from lm_polygraph_asmi.commands.doctor import doctor
 from lm_polygraph_asmi.commands.fetch import fetch
-from lm_polygraph_asmi.commands.gate import gate
 from lm_polygraph_asmi.commands.merge import merge
+from lm_polygraph_asmi.commands.monitor import monitor
 from lm_polygraph_asmi.commands.plan import plan
 from lm_polygraph_asmi.commands.report import report
 from lm_polygraph_asmi.commands.results import results
@@ -71,11 +71,22 @@ for command in (
     decide,
     doctor,
     fetch,
-    gate,
     merge,
+    monitor,
     plan,
     report,
     results,
     score,
 ):
     main.add_command(command)
+
+main.add_command(
+    click.Command(
+        "gate",  # its name in release 0.3
+        params=monitor.params,
+        callback=monitor.callback,
+        help=monitor.help,
+        hidden=True,
+        deprecated="It is called `monitor` now.",
+    )
+)

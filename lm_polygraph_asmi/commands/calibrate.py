@@ -10,7 +10,7 @@ from lm_polygraph_asmi.validation import check_new, check_writable
 
 
 def once(_: Any, option: click.Parameter, values: tuple[str, ...]) -> str | None:
-    """The value of an option that may be given once, where click takes the last."""
+    """The value of an option that may be given only once; click would take the last."""
     if len(values) > 1:
         raise click.UsageError(f"{option.opts[0]} is given {len(values)} times: join the sheets")
     return values[0] if values else None
@@ -21,32 +21,37 @@ def once(_: Any, option: click.Parameter, values: tuple[str, ...]) -> str | None
 @click.option("--risk", type=float, required=True, help="Error rate to guarantee, such as 0.1.")
 @click.option(
     "--signal",
-    help="Score to threshold: score, asmi, sem, adapt, msp, perplexity or entropy; column:NAME, or "
-    "column:-NAME for a confidence, of any score in ROWS; best: of the last three; learned, which "
-    "loads the model. Default: that by which the sheet is sorted, else best.",
+    help="Score to threshold: score, asmi, sem, adapt, msp, perplexity or entropy. best: the one "
+    "of the last three that accepts most. learned: learned from the labels; loads the model. "
+    "column:NAME: any score in ROWS, column:-NAME: a confidence. Default: the signal by which the "
+    "sheet is sorted, else best.",
 )
 @click.option(
     "--largest",
     type=click.IntRange(min=1),
-    help="Most answers of a cluster that later ones may have; default: the most of a cluster that "
-    "have a label, or in a sheet in order, that are scored.",
+    help="Most answers that a cluster may have later. Default: the most labelled answers of a "
+    "cluster in ROWS; with a sheet in order, the most scored ones.",
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
-@click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write: a chart of it.")
-@click.option("--run", type=click.Path(exists=True), help="Finished benchmark run, not ROWS.")
+@click.option(
+    "--html", type=click.Path(dir_okay=False), help="HTML page to write, with a chart of the tests."
+)
+@click.option(
+    "--run", type=click.Path(exists=True), help="Finished benchmark run, in place of ROWS."
+)
 @click.option(
     "--labels",
     callback=once,
     multiple=True,
     type=click.Path(exists=True, dir_okay=False),
-    help="With ROWS: their sheet of `score --sheet`, with labels; one that is sorted, as far as it "
-    "is labelled from the surest answer on.",
+    help="With ROWS: their sheet of `score --sheet`, with labels. If it is sorted, label it from "
+    "the top, as far as you like.",
 )
 @click.option(
     "--unlabelled",
     type=click.Path(exists=True, dir_okay=False),
-    help="With ROWS: other scored rows like later ones, without labels. Their scores are the "
-    "thresholds to test, which makes the guarantee valid without any condition.",
+    help="With ROWS: other scored rows, like later ones, without labels. Their scores become the "
+    "thresholds to test, so that the guarantee holds without any condition.",
 )
 @click.option(
     "--confidence",
@@ -73,11 +78,11 @@ def calibrate(
     metric: str | None,
     **asked: Any,
 ) -> None:
-    """Compute a threshold with a risk guarantee from labelled answers: ROWS or --run is required.
+    """Compute a threshold with a risk guarantee from labelled answers: of ROWS, or of --run.
 
-    ROWS is a file of `score --out`; labels are those of the sheet --labels, or its own fields
-    `correct` (true or false) or `quality` (a number). Model and settings are those of the file;
-    rows without a label are left out and counted. Rows about one passage form a cluster, found by
+    ROWS is a file of `score --out`, which names the model and the parameters. Labels are those of
+    the sheet --labels, or the fields `correct` (true or false) or `quality` (a number) of ROWS.
+    Rows without a label are left out and counted. Rows about one passage form a cluster, found by
     their `context` or prompt, or named in `cluster`. Pass OUT to `decide --calibration`.
     """
     from rich.console import Console
@@ -107,7 +112,6 @@ def calibrate(
             if run is not None:
                 from lm_polygraph_asmi.decisions.run import calibrate_run
 
-                asked["signal"] = asked["signal"] or "best"
                 result = calibrate_run(run, metric=metric, **asked)
             else:
                 from lm_polygraph_asmi.decisions.rows import calibrate_rows
@@ -120,7 +124,11 @@ def calibrate(
             if (earlier.name, earlier.signal) != (result.name, result.signal) or any(
                 getattr(earlier.guarantee, name) != getattr(rule, name) for name in told
             ):
-                check_new(out, "it is of other labels, or was asked otherwise: name another file")
+                check_new(
+                    out,
+                    "it was made from other labels, or with another risk, confidence or --largest: "
+                    "name another file",
+                )
         if html:
             write_whole(html, page_of(result))
         result.save(out)

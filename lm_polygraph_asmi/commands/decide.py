@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.tables import Row
 
 SHOWN = 20
-"""Rows on screen; the file has all."""
+"""Decisions that are printed; the file has all."""
 
 PARAMETERS = [copy(each) for each in score.params if each.name not in ("surest_first", "largest")]
-"""As of `score`, but no option is required or has a default: that is the calibration's."""
+"""Options of `score`; none is required or has a default, since the calibration has the values."""
 for option in PARAMETERS:
     if isinstance(option, click.Option):
         option.required = option.show_default = False
@@ -36,13 +36,14 @@ for option in PARAMETERS:
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
-    help="With --sheet: only so many accepted answers, drawn at random, to label for `gate`.",
+    help="With --sheet: only so many accepted answers, drawn at random, to label for `monitor`.",
 )
 def decide(calibration: str, sample: int | None, **options: Any) -> None:
     """Accept answers to the prompts in ROWS_FILE, or abstain.
 
-    ROWS_FILE is as for `score`; model and settings are the calibration's. Each row gets `accept`
-    (true, false, or null: no decision) and `reason`; --sheet writes a table to label for `gate`.
+    ROWS_FILE is as for `score`; model and parameters are the calibration's. Each row gets
+    `accept`
+    (true, false, or null: no decision) and `reason`; --sheet writes a table to label for `monitor`.
     By MSP, perplexity or entropy, no masked pass is run.
 
     Exits with status 1 if any row fails.
@@ -58,7 +59,7 @@ def decide(calibration: str, sample: int | None, **options: Any) -> None:
     if column_of(loaded.signal)[0]:
         _decide_table(loaded, work)
         return
-    loaded.configured(explicit)  # raises if another setting decides
+    loaded.configured(explicit)  # raises for a parameter that differs
     work = work._replace(model=work.model or loadable(loaded.model))
 
     def opened() -> "Rows":
@@ -70,7 +71,7 @@ def decide(calibration: str, sample: int | None, **options: Any) -> None:
 
 
 def _decide_table(calibration: "Calibration", work: Work) -> None:
-    """Decide by a column of the rows, into a new file: no model is loaded."""
+    """Decide by a column of the rows, into a new file. No model is loaded."""
     from rich.console import Console
 
     from lm_polygraph_asmi.decisions.decision import Decision
@@ -118,7 +119,7 @@ def _decide_table(calibration: "Calibration", work: Work) -> None:
 
 
 class Decisions(Summary):
-    """Counts, and the first decisions; of a file, a warning if a cluster of it is too large."""
+    """Counts, the first decisions, and a warning if a cluster of the output file is too large."""
 
     def __init__(self, calibration: "Calibration", out: str | None) -> None:
         super().__init__()
@@ -126,7 +127,7 @@ class Decisions(Summary):
         self.shown: list[str] = []
 
     def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
-        """See `Summary`; the reason of the first row without a decision is a warning."""
+        """As in `Summary`; of the first row without a decision, also the reason, as a warning."""
         super().add(row, outcome, errors)
         if (decision := outcome.result) is None:
             return
@@ -144,7 +145,7 @@ class Decisions(Summary):
 
 
 def larger_cluster(calibration: "Calibration", out: str) -> str:
-    """A warning if a cluster of a file's decisions has more than the guarantee allows, or none."""
+    """A warning if a cluster in a file has more answers than the guarantee allows; else empty."""
     from lm_polygraph_asmi.decisions.labels import clusters_of
     from lm_polygraph_asmi.tables import read_table
 

@@ -54,8 +54,8 @@ MINUTE = 60.0
 @click.option(
     "--largest",
     type=click.IntRange(min=1),
-    help="With --surest-first: most answers of a cluster that later ones may have; default: the "
-    "most in ROWS_FILE.",
+    help="With --surest-first: most answers that a cluster may have later. Default: the most of a "
+    "cluster in ROWS_FILE.",
 )
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
 def score(**options: Any) -> None:
@@ -79,7 +79,7 @@ def score(**options: Any) -> None:
 
 
 class Work(NamedTuple):
-    """What `score` and `decide` do with the rows of a file; fields are options of both."""
+    """The work of `score` and `decide` on a file of rows. The fields are their options."""
 
     rows_file: str
     model: str
@@ -94,13 +94,13 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> tuple["Work", dict[str, Any], dict[str, Any]]:
-        """Options of a command: the work, how to load the model, and the settings given."""
+        """Options of a command: the work, how to load the model, and the parameters given."""
         fields = [name for name in cls._fields if name in options]
         work, loading = ({n: options.pop(n) for n in names} for names in (fields, LOADING))
         return cls(**work), loading, given_settings(options)
 
     def run(self, kind: type, opened: "Callable[[], Rows]", summary: "Summary", title: str) -> None:
-        """Check the files, open what turns rows into results of this kind, run and print."""
+        """Check the files, open what scores or decides, run it on the rows, and print results."""
         from rich.console import Console
 
         from lm_polygraph_asmi.scoring.page import render
@@ -181,7 +181,7 @@ class Work(NamedTuple):
         click.echo(f"Sheet: {self.sheet}")
 
     def _changed(self, content: dict[str, Any]) -> dict[str, Any]:
-        """A row with what the options say of it."""
+        """A row with the answer of --answer, and as a chat with --chat."""
         from lm_polygraph_asmi.scoring.rows import in_chat
 
         content = content if self.answer is None else content | {"answer": self.answer}
@@ -214,7 +214,7 @@ class Work(NamedTuple):
             check_new(self.sheet, "it may have labels: name another file, or remove it")
 
     def _checked(self, kind: type) -> "list[Row]":
-        """The rows; ValueError for files and options that do not fit, or make no such results."""
+        """The rows; ValueError if files or options do not fit, or `out` has other results."""
         from lm_polygraph_asmi.scoring.output import check_out, fields_of
         from lm_polygraph_asmi.scoring.rows import checked, read_rows
 
@@ -239,7 +239,7 @@ class Work(NamedTuple):
 
 
 def _sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[str, Any]]:
-    """A random sample of the accepted rows, by their keys: the same each time."""
+    """A random sample of the accepted rows. It is the same each time, by hashes of the rows."""
     from lm_polygraph_asmi.scoring.sheet import key_of
 
     accepted = [record for record in records if record.get("digest") and record.get("accept")]
@@ -248,7 +248,7 @@ def _sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[st
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGTERM, as a cluster or a service manager sends it, stops as Ctrl-C does."""
+    """Within, SIGTERM, which clusters and service managers send, stops as Ctrl-C does."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt(128 + signal.SIGTERM)
@@ -283,7 +283,7 @@ class Summary:
 
     @staticmethod
     def say(errors: Any, text: str, style: str | None) -> None:
-        """Print a line beside the progress bar, as it is."""
+        """Print a line above the progress bar, without markup."""
         errors.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def __str__(self) -> str:

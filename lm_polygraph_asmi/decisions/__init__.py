@@ -17,15 +17,25 @@ SmolLM2-135M-Instruct, by MSP:
 >>> decider = Decider(scorer, calibration)
 """
 
-from lm_polygraph_asmi.lazy import attach
+from typing import TYPE_CHECKING
 
-# Imported on first use.
-__getattr__, __dir__, __all__ = attach(__name__, {
-    "calibration": "Calibration",
-    "decider": "Decider decide",
-    "decision": "Decision",
-    ".analysis.risk_control": "RiskThreshold risk_threshold",
-    ".analysis.risk_gate": "RiskGate risk_gate",
-    "rows": "calibrate_rows",
-    "run": "calibrate_run",
-})  # fmt: skip
+from lm_polygraph_asmi.lazy import attach_imports
+
+# isort: skip_file
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.analysis.risk_control import (
+        RiskThreshold as RiskThreshold,
+        risk_threshold as risk_threshold,
+    )
+    from lm_polygraph_asmi.analysis.risk_monitor import (
+        RiskMonitor as RiskMonitor,
+        risk_monitor as risk_monitor,
+    )
+    from lm_polygraph_asmi.decisions.calibration import Calibration as Calibration
+    from lm_polygraph_asmi.decisions.decider import Decider as Decider, decide as decide
+    from lm_polygraph_asmi.decisions.decision import Decision as Decision
+    from lm_polygraph_asmi.decisions.rows import calibrate_rows as calibrate_rows
+    from lm_polygraph_asmi.decisions.run import calibrate_run as calibrate_run
+else:  # on first use
+    __getattr__, __dir__, __all__ = attach_imports(__name__)

@@ -1,4 +1,4 @@
-"""`Calibration`: what labelled answers say of later ones of the same model."""
+"""`Calibration`: a threshold from labelled answers, for later answers of the same model."""
 
 import json
 import math
@@ -30,7 +30,7 @@ MACHINE = {
     "weights": "weights or their precision differ",
     "tokenizer": "tokenizer, chat template or end tokens differ",
 }
-"""Settings whose values are hashes of the model's, with what a difference means."""
+"""Fields of the settings that are hashes of the model, and what a difference means."""
 HASHED = MACHINE | {
     "system": "the system message differs",
     "template": "tools or chat_template_kwargs differ",
@@ -38,12 +38,14 @@ HASHED = MACHINE | {
 REVISION = ("model", "revision", "attention_in_use", "prompt_format", *HASHED)
 """What identifies a model and the form of its prompts."""
 OPTIONAL = (*HASHED, "attention_in_use", "layer", "samples", "stop")
-"""What a calibration may not have recorded, since its answers differ in it, or are of a run."""
+"""What a calibration may lack, because its answers differ in it or come from a run."""
+USUAL_SAMPLING = "LM-Polygraph's defaults"
+"""Saved as `sampling` for samples that `score` draws; their temperature is saved by itself."""
 COPIED = ("prompt", "answer", "ids", "prompt_tokens", "settings", "model")
-"""Fields of a decision that are its answer's."""
+"""Fields that a decision copies from its answer."""
 UNKNOWN = "unknown"
 FEW_CLUSTERS = 50
-"""Labels from fewer clusters get a warning."""
+"""With labels from fewer clusters than this, the calibration warns."""
 
 
 @cache
@@ -52,7 +54,7 @@ def _revision(model: str) -> str:
 
 
 def config_of(settings: Mapping[str, Any]) -> ASMIConfig:
-    """Saved settings to score other answers in the same way, without those of the machine."""
+    """The saved parameters, to score other answers alike, without those of the machine."""
     machine = ASMIConfig.names("machine")
     return ASMIConfig.from_dict({n: v for n, v in settings.items() if n not in machine})
 
@@ -67,11 +69,11 @@ class RankedSignal(NamedTuple):
 class Sample(NamedTuple):
     """The labelled answers that made a calibration, as its tests read them."""
 
-    values: Float[np.ndarray, " n"]  # of the signal that decides, higher = more uncertain
-    wrong: Float[np.ndarray, " n"]  # 1: wrong, 0: right, NaN: no label, of those in order
+    values: Float[np.ndarray, " n"]  # of the deciding signal, higher = more uncertain
+    wrong: Float[np.ndarray, " n"]  # 1: wrong, 0: right, NaN: no label, in a sheet in order
     clusters: Sequence[str]
     unlabelled: Float[np.ndarray, " m"] | None = None  # scores of other answers, to test
-    chose: Bool[np.ndarray, " n"] | None = None  # answers that learned, and do not test
+    chose: Bool[np.ndarray, " n"] | None = None  # True: learned from, so not used in the test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,21 +85,21 @@ class Calibration:
         (True, 8, 'msp')
     """
 
-    name: str = "labelled answers"  # of their file, or of the run
+    name: str = "labelled answers"  # or the name of their file, or of the run
     signal: str  # the one that decides, a key of `scoring.signals.SIGNALS`
     guarantee: RiskThreshold
     n: int  # number of answers
-    signals: dict[str, RankedSignal]  # how well each ranks the errors, by its name in sentences
+    signals: dict[str, RankedSignal]  # title of a signal -> how well it ranks the errors
     errors: int
     label_source: str  # "their labels", or the quality metric of a run
     model: str  # its name
     settings: dict[str, Any]  # those that all answers share
     prompt_tokens: list[float]  # (n,) lengths of the prompts, ascending; empty if not saved
-    question_digests: list[str]  # see `digests_of`; not to be asked again by `gate`
+    question_digests: list[str]  # see `digests_of`; `monitor` refuses these questions
     learned: LearnedScore | None = None  # if it is the signal; the log-odds of an error
-    learning: str = ""  # whether one was learned, and what it gains; empty if not asked for
-    following: str = ""  # what to label next, of answers that are labelled from the surest on
-    left_out: str = field(default="", compare=False)  # rows that were, in words
+    learning: str = ""  # of "learned": whether a score was learned, and what it gains
+    following: str = ""  # of a sheet in order: what to label next
+    left_out: str = field(default="", compare=False)  # how many rows were left out, in words
     right_from: float | None = None  # lowest quality of a right answer; None: 0.5 of 0 to 1
     sample: Any = field(default=None, compare=False, repr=False)  # a `Sample`; it is not saved
 
@@ -108,17 +110,17 @@ class Calibration:
 
     @property
     def made_with(self) -> dict[str, Any]:
-        """What all decisions by this calibration share."""
+        """Fields that all decisions by this calibration share."""
         rule = self.guarantee
         return {"calibration": self.name, "signal": self.signal, "threshold": rule.threshold}
 
     @property
     def config(self) -> ASMIConfig:
-        """Settings to score other answers in the same way, without those of the machine."""
+        """The parameters, to score other answers alike, without those of the machine."""
         return config_of(self.settings)
 
     def configured(self, settings: Mapping[str, Any]) -> ASMIConfig:
-        """The config to decide with: settings left out are the calibration's.
+        """The config to decide with: parameters left out are the calibration's.
 
         ValueError for one that the signal depends on and that differs; TypeError: an unknown one.
         """
@@ -128,18 +130,20 @@ class Calibration:
         there, here = (self._key(each.to_dict()) for each in (self.config, config))
         if differences := [_differ(n, there[n], here[n]) for n in there if there[n] != here[n]]:
             raise ValueError(
-                f"settings differ from the calibration {self.name} ({'; '.join(differences)}): "
+                f"parameters differ from the calibration {self.name} ({'; '.join(differences)}): "
                 "leave them out to use the calibration's, or pass a calibration made with them"
             )
         return config
 
     def _key(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What must be equal for a decision: settings of the signal, and the model's revision."""
+        """What must be equal for a decision: parameters of the signal, and the model's revision."""
         needed = signal_of(self.signal).settings
         key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
         more = [*REVISION, *(n for n in ("layer", "samples") if n in needed)]
         if self.signal == "adapt":  # also of its samples
-            more += ["max_new_tokens", "temperature"]
+            more += ["max_new_tokens", "temperature", "sampling"]
+            if settings.get("samples") == "generated":
+                settings = {**settings, "sampling": USUAL_SAMPLING}
         known = {n: key[n] for n in key if n in needed and n in settings}
         return known | {name: settings[name] for name in more if name in settings}
 
@@ -178,7 +182,7 @@ class Calibration:
         return found
 
     def decide(self, answer: Score | UnmaskedAnswer) -> Decision:
-        """What it says of a `Score`, or for a signal without masked passes an `UnmaskedAnswer`."""
+        """Decide on a `Score`, or on an `UnmaskedAnswer` if the signal needs no masked pass."""
         signals = self._signals(answer)
         value, limit = signals.get(self.signal), self.guarantee.threshold
         reason, accept, warnings = self._refusal(answer, value), None, answer.warnings
@@ -201,7 +205,7 @@ class Calibration:
         )
 
     def _signals(self, answer: Score | UnmaskedAnswer) -> dict[str, float]:
-        """Those of the answer, and the learned one if it has what that reads."""
+        """The answer's signals, and the learned one if the answer has its features."""
         features = getattr(answer, "features", None)
         if self.learned is None or not features:
             return answer.signals
@@ -215,7 +219,7 @@ class Calibration:
         if other := self.differences(answer.compared_settings):
             return (
                 f"No decision: this answer differs from the calibration's ({'; '.join(other)}). "
-                "Score it with that model and those settings, or calibrate again."
+                "Score it with that model and those parameters, or calibrate again."
             )
         if value is None:
             return f"No decision: {self.title} of this answer is unknown: use `decide`."
@@ -233,7 +237,7 @@ class Calibration:
         )
 
     def _unlike(self, tokens: int) -> list[str]:
-        """Warns of a prompt that is shorter or longer than all of the calibration."""
+        """A warning if the prompt is shorter or longer than all prompts of the calibration."""
         lengths = self.prompt_tokens
         if not lengths or lengths[0] <= tokens <= lengths[-1]:
             return []
@@ -254,7 +258,7 @@ class Calibration:
     def load(cls, path: str | Path) -> "Calibration":
         """Read what `save` or `polygraph_asmi calibrate` wrote; ValueError: another kind of file.
 
-        The message has the command that makes a calibration of it.
+        The message names the command that makes a calibration.
         """
         from pydantic import TypeAdapter
 
@@ -280,7 +284,7 @@ class Calibration:
             ) from error
 
     def promise(self) -> Iterator[str]:
-        """Lines: what it promises, on how many labels, and what share it will accept."""
+        """Lines: the guarantee, the labels behind it, and the share of answers it accepts."""
         rule, unit, accepted = self.guarantee, unit_of(self.signal), "Accepts: nothing."
         if rule.threshold is None:
             yield (

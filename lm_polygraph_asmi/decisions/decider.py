@@ -1,4 +1,4 @@
-"""`Decider`: a model with a calibration, to decide on many answers; `decide`: one call for one."""
+"""`Decider` decides on many answers with one model and a calibration; `decide`, on one answer."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Decider:
     """A model with a calibration, to decide on many answers: accept or abstain.
 
-    `model` is as for `Scorer`, or a `Scorer`, which sets all settings; `settings` are as for
-    `Scorer`, too, and those left out are the calibration's. ValueError: one that the deciding
-    signal depends on differs. No masked pass is run unless the signal is a score of ASMI.
+    `model` and `settings` are as for `Scorer`; parameters left out are the calibration's. `model`
+    may also be a `Scorer`, then without `settings`. ValueError if a parameter differs on which the
+    deciding signal depends. No masked pass is run unless the signal is a score of ASMI.
 
     Example:
         >>> decider = Decider("smollm2", calibration)
@@ -47,7 +47,7 @@ class Decider:
         self.calibration = calibration
         if isinstance(model, Scorer):
             if settings:
-                raise ValueError("a Scorer has settings: leave those of the Decider out")
+                raise ValueError("a Scorer has its parameters: leave those of the Decider out")
             calibration.configured(model.config.to_dict() | {"stop": model.config.stop or ()})
             self.scorer = model
             return
@@ -81,7 +81,7 @@ class Decider:
 
     @property
     def made_with(self) -> dict[str, Any]:
-        """What all decisions by this calibration share."""
+        """Fields that all decisions by this calibration share."""
         return self.calibration.made_with
 
 
@@ -95,9 +95,9 @@ def decide(
     samples: Sequence[Answer] | None = None,
     **settings: Any,
 ) -> Decision:
-    """Accept an answer, or abstain: what a calibration, or the path of one, says of it.
+    """Accept an answer, or abstain, by a calibration or the path of one.
 
-    Other arguments are as for `score`; settings left out are the calibration's. Many rows:
+    Other arguments are as for `score`; parameters left out are the calibration's. Many rows:
     `Decider`. Raises as `score` and `Decider`.
 
     Example:

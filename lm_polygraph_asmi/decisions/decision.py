@@ -1,4 +1,4 @@
-"""`Decision`: what a calibration says of one answer."""
+"""`Decision`: accept one answer, or abstain, by a calibration."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,18 +12,18 @@ from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.signals import column_of, signal_of
 
 EMPTY = "No decision: the answer is empty."
-"""Reason of a blank answer, which is never accepted."""
+"""The `reason` for a blank answer, which is never accepted."""
 WORDS = {True: "accept", False: "abstain", None: "no decision"}
 
 
 def unit_of(signal: str) -> str:
-    """The unit of a signal, after its number; that of a column is not known."""
+    """The unit of a signal, with a space before it; empty for a column, whose unit is unknown."""
     return "" if column_of(signal)[0] else " nats"
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Decision:
-    """Accept an answer, or abstain: what a calibration says of it, by the signal that decides.
+    """Accept an answer, or abstain: the decision of a calibration, by its signal.
 
     Example:
         >>> decision = decider.decide(prompt, " Edda Holm")
@@ -81,7 +81,7 @@ class Decision:
 
     @staticmethod
     def digest(line: Mapping[str, Any]) -> str:
-        """Hash of what in a line belongs together: what was decided, how, and the result."""
+        """Hash of the fields that belong together: answer, calibration and result."""
         names = ("signal", "value", "accept", "threshold", "reason", "calibration")
         result = [line.get(name) for name in names]
         if column_of(str(line.get("signal")))[0]:  # its question may be known by the id alone

@@ -1,7 +1,7 @@
-"""The fit that both doors share: columns of signals and labels in, a `Calibration` out."""
+"""The fit for rows and runs alike: signals and labels in, a `Calibration` out."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,18 +15,37 @@ from lm_polygraph_asmi.analysis.risk_control import RiskThreshold, check_guarant
 from lm_polygraph_asmi.decisions.calibration import Calibration, RankedSignal, Sample
 from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
 from lm_polygraph_asmi.scoring.signals import LEARNED, signal_of
+from lm_polygraph_asmi.validation import check_at_least_one
 
 
-def check_signal(signal: str, risk: float, confidence: float, run: bool = False) -> None:
-    """Raise ValueError unless a calibration (`run`: of a finished run) can be asked for these."""
-    if signal not in ("best", "score"):
-        signal_of(signal)  # raises for an unknown one
-    if run and signal == LEARNED:
-        raise ValueError(
-            "a finished run has no hidden states to learn from: score its prompts and answers as "
-            "rows (`polygraph_asmi score`), and calibrate on those"
-        )
-    check_guarantee(risk, confidence)
+@dataclass(frozen=True)
+class Asked:
+    """What a calibration is asked for; ValueError for a value that none can have.
+
+    Args:
+        risk: largest error rate among accepted answers, in (0, 1); see `risk_threshold`.
+        confidence: probability, over samples of labelled answers, that the guarantee holds.
+        signal: the score to threshold, a key of `SIGNALS`; "score": that of the method;
+            "column:NAME" or "column:-NAME": any score in the rows; "best": of MSP, perplexity and
+            entropy, each tested at a third of the level; "learned": a score that is learned on half
+            of the clusters.
+        largest: most answers of a cluster that later ones may have; None: the most here.
+        right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
+        resamples: bootstrap resamples for the intervals of PRR and AUROC.
+    """
+
+    risk: float
+    confidence: float = 0.95
+    signal: str = "best"
+    largest: int | None = None
+    right_from: float | None = None
+    resamples: int = RESAMPLES
+
+    def __post_init__(self) -> None:
+        if self.signal not in ("best", "score"):
+            signal_of(self.signal)  # raises for an unknown one
+        check_guarantee(self.risk, self.confidence)
+        check_at_least_one("resamples", self.resamples)
 
 
 def rank_signals(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, RankedSignal]:
@@ -47,7 +66,7 @@ def best_threshold(
     unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
     largest: int | None = None,
 ) -> tuple[str, RiskThreshold]:
-    """The signal that accepts most, each tested at an equal part of the level, with its rule."""
+    """The signal that accepts most, and its threshold; each is tested at a part of the level."""
     level, others = (1 - confidence) / len(columns), unlabelled or {}
     rules = {
         name: risk_threshold(
@@ -63,23 +82,23 @@ def best_threshold(
 def fit(
     columns: Mapping[str, Float[np.ndarray, " n"]],
     answers: Labelled,
+    asked: Asked,
     *,
-    risk: float,
-    confidence: float,
-    signal: str,
     features: Callable[[], Features] = dict,
     unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
-    largest: int | None = None,
     **about: Any,
 ) -> Calibration:
     """Fit the threshold on answers that are not blank.
 
-    `columns` has signal -> values, nats, higher = more uncertain. `signal` names one; "best" is the
-    unmasked one that accepts most, each at an equal part of the level; for "learned", `features`
-    reads what it learns from, (n, width) by group. `unlabelled` has the signals of other answers,
-    and `largest` the most answers of a cluster, see `risk_threshold`. `about`: other fields of
-    `Calibration`.
+    Args:
+        columns: signal -> values, nats, higher = more uncertain.
+        answers: labels and clusters of the same answers.
+        asked: `signal` is one of `columns`, "best" or "learned".
+        features: returns what "learned" reads, (n, width) by group.
+        unlabelled: the same signals of other answers, whose values are the thresholds to test.
+        about: other fields of `Calibration`.
     """
+    risk, confidence, signal, largest = asked.risk, asked.confidence, asked.signal, asked.largest
     if answers.wrong.all():
         raise ValueError(f"expected right and wrong answers, got {len(answers)}, all wrong")
     chose = None
@@ -96,8 +115,8 @@ def fit(
         names = (unmasked or list(columns)) if signal == "best" else [signal]
         if missing := set(names) - set(columns):
             raise ValueError(f"expected a signal of {', '.join(columns)}; got {missing.pop()!r}")
-        asked = {name: columns[name] for name in names}
-        decider, rule = best_threshold(asked, answers, risk, confidence, unlabelled, largest)
+        tested = {name: columns[name] for name in names}
+        decider, rule = best_threshold(tested, answers, risk, confidence, unlabelled, largest)
     titled = {signal_of(kind).title: values for kind, values in columns.items()}
     return Calibration(
         signal=decider,
@@ -105,6 +124,7 @@ def fit(
         n=len(answers),
         signals=rank_signals(titled, answers),
         errors=int(answers.wrong.sum()),
+        right_from=asked.right_from,
         sample=Sample(
             columns[decider],
             answers.wrong.astype(float),

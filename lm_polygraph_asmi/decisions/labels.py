@@ -1,4 +1,4 @@
-"""Labelled rows: what is wrong, and which rows belong together."""
+"""Labelled rows: which answers are wrong, and which rows form a cluster."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ from lm_polygraph_asmi.validation import check_number, describe_fields, identity
 
 RIGHT = {"true", "1", "wahr", "vrai", "verdadero", "verdadeiro", "vero", "waar", "prawda", "истина"}
 WRONG = {"false", "0", "falsch", "faux", "falso", "onwaar", "fałsz", "ложь"}
-"""Words for a label: true and false, and what spreadsheets of other languages make of them."""
+"""Texts that are a label: true and false, also as spreadsheets in other languages write them."""
 Found = TypeVar("Found")
 NUMBER = re.compile(r"\d+(?:\.\d+)?|0,\d+|1,0+")
-"""A quality as a text; some spreadsheets write a decimal comma."""
+"""A quality that is text, maybe with the decimal comma of some spreadsheets."""
 
 
 def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> bool:
@@ -56,7 +56,7 @@ def has_label(content: Mapping[str, Any]) -> bool:
 
 
 def labels_in(sheets: Sequence[str | Path], rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Labels of the sheets of scored rows, by key; ValueError: one of other rows, no label."""
+    """Key of a scored row -> its label in the sheets; ValueError: other rows, or not a label."""
     labels: dict[str, dict[str, Any]] = {}
     for sheet in sheets:
         for key, found in read_sheet(sheet, [row.content for row in rows]).items():
@@ -70,7 +70,7 @@ def labels_in(sheets: Sequence[str | Path], rows: Sequence[Row]) -> dict[str, di
 
 
 def with_labels(rows: Sequence[Row], labels: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Scored rows with labels of sheets, by key, in place of their own."""
+    """Scored rows whose own labels are replaced by those of the sheets."""
     keys = [key_of(row.content) if row.content.get("digest") else "" for row in rows]
     return [
         row._replace(content={**row.content, **dict.fromkeys(LABELS), **labels.get(key, {})})
@@ -81,7 +81,7 @@ def with_labels(rows: Sequence[Row], labels: Mapping[str, Mapping[str, Any]]) ->
 def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tuple[Row, bool]]:
     """The rows that have a label, each with whether its answer is wrong.
 
-    ValueError, naming the row: it cannot be read, its label is none, or its id was seen before.
+    ValueError, naming the row: it cannot be read, its label is not one, or its id is a second time.
     """
     known = dict[str, int]()
     wrong = each(rows, lambda r: is_wrong(r.content, right_from) if has_label(r.content) else None)
@@ -91,7 +91,7 @@ def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tupl
 
 
 def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> None:
-    """Raise ValueError for the id, or the answer's digest, of an earlier row; else remember it."""
+    """Remember a row; ValueError if an earlier row has its id, or its answer's digest."""
     if digest is not None and (first := known.setdefault(digest, row.number)) != row.number:
         raise ValueError(f'"answer": row {first} has the same prompt and answer: keep one')
     if (row_id := row.content.get("id")) is not None:
@@ -102,7 +102,7 @@ def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> No
 
 @contextmanager
 def placing(place: str) -> Iterator[None]:
-    """Errors name a place."""
+    """Put the place in front of the message of a ValueError."""
     try:
         yield
     except ValueError as error:
@@ -110,7 +110,7 @@ def placing(place: str) -> Iterator[None]:
 
 
 def each(rows: Iterable[Row], read: Callable[[Row], Found]) -> list[Found]:
-    """What is read of each row; errors name the row, and one that cannot be read is an error."""
+    """`read` of each row. Errors name the row; a row that failed to load is an error, too."""
     found = []
     for row in rows:
         with placing(f"row {row.number}"):
@@ -121,7 +121,7 @@ def each(rows: Iterable[Row], read: Callable[[Row], Found]) -> list[Found]:
 
 
 def identity_of(name: str, value: Any) -> str:
-    """`identity` of a field; its errors name it."""
+    """`identity` of a field, whose name is in the errors."""
     with placing(f'"{name}"'):
         return identity(value)
 
@@ -146,7 +146,7 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
 
 
 def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
-    """Cluster keys (n,), where those of rows with the same prompt are made one.
+    """Cluster keys (n,), merged where rows have the same prompt.
 
     A question that is labelled twice is one piece of evidence, whatever its clusters say.
     """

@@ -1,7 +1,7 @@
 """A score learned from labelled answers, with a risk guarantee for its threshold.
 
-A logistic regression with strong L2 on what one pass without masks knows of an answer. It is kept
-as plain numbers, so that scoring needs NumPy only.
+It is a logistic regression, with strong L2, on features of an answer from one pass without masks.
+It is saved as plain numbers, so that scoring with it needs only NumPy.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,9 +25,9 @@ STRENGTH = 0.01
 """scikit-learn's C, smaller = more regularised, as fixed in docs/evidence/fresh-plan.md. It and
 equal penalties for all features were kept by docs/evidence/learned-plan.md."""
 LEARNING_SHARE = 0.5
-"""Share of the clusters that learn and choose the signal; it accepts most in simulations."""
+"""Share of the clusters that learn and choose the signal; this one accepted most in simulations."""
 FEWEST = 10
-"""Wrong and right answers, in as many clusters, that a score is learned from at least.
+"""Clusters with wrong answers, and with right ones, that a score needs to be learned from.
 
 Each of five folds then learns from about eight of either kind."""
 
@@ -129,9 +129,9 @@ def learned_threshold(
 ) -> LearnedThreshold:
     """The most lenient threshold with a risk guarantee, on a learned score if it ranks better.
 
-    A share of the clusters, drawn at random, learns the score and chooses, out of fold, between it
-    and the simple signals, name -> (n,), by AUROC; the others test thresholds only. So the score is
-    a constant for the test, and the guarantee holds however much it overfits. A simple signal
+    A share of the clusters, drawn at random, learns the score. By out-of-fold AUROC on them, it or
+    one of the simple signals, name -> (n,), is chosen. The other clusters only test thresholds: for
+    them the score is fixed, so the guarantee holds however much it overfits. A simple signal
     decides if it ranks as well, or if there are fewer than `FEWEST` clusters of either label.
     """
     tables, columns = _tables(features), dict(zip(simple, answers.columns(**simple), strict=True))

@@ -1,7 +1,7 @@
-"""A calibration as a page: accepted share against error rate, and the tests that set the threshold.
+"""A calibration as a page: error rate against accepted share, and the tests of the threshold.
 
-The page loads nothing. A threshold passes its test exactly if the upper bound there, at the level
-of the test, is at most the risk: so the chart shows the tests themselves.
+The page loads nothing. A threshold passes its test exactly if the upper bound of its error rate, at
+the level of the test, is at most the risk. So the chart of bounds shows the tests themselves.
 """
 
 from bisect import bisect_left
@@ -31,7 +31,7 @@ class Bound(NamedTuple):
 
 
 def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
-    """The tests, of each sequence up to the first that does not pass; by how many answers.
+    """The tests, each sequence up to its first that does not pass, and the number of their answers.
 
     An answer without a label counts as wrong.
     """
@@ -59,7 +59,7 @@ def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
 
 
 def _least_risk(p_value_of: Callable[[float], float], level: float) -> float:
-    """The least risk that a test shows: the p-value falls as the risk rises, with bets too."""
+    """The least risk that a test shows. The p-value falls as the risk rises, also for bets."""
     return bisect_left(range(SCALE), True, key=lambda r: p_value_of(r / SCALE) <= level) / SCALE
 
 

@@ -1,24 +1,25 @@
-"""The first door: labelled rows with the signals that `score --out` has saved.
+"""Calibrate on labelled rows, with the signals that `score --out` saved.
 
-Or with any other score, a column of a table, for which no model is loaded: "column:NAME" is an
-uncertainty, higher = more uncertain; "column:-NAME" a confidence, where higher is surer.
+A column of any table can be the signal, too; then no model is loaded. "column:NAME" is an
+uncertainty, higher = more uncertain. "column:-NAME" is a confidence, higher = surer.
 """
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, cluster_codes
+from lm_polygraph_asmi.analysis.clusters import cluster_codes
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.risk_control import ordered_threshold, thinned_rows
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, Sample, config_of
-from lm_polygraph_asmi.decisions.fit import check_signal, fit
+from lm_polygraph_asmi.decisions.fit import Asked, fit
 from lm_polygraph_asmi.decisions.labels import (
     clusters_of,
     digest_of_texts,
@@ -43,14 +44,14 @@ from lm_polygraph_asmi.scoring.sheet import (
 )
 from lm_polygraph_asmi.scoring.signals import column_of
 from lm_polygraph_asmi.tables import LINES, Row, read_table
-from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
+from lm_polygraph_asmi.validation import describe_fields
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
 Rows = str | Path | Iterable[Row | Mapping[str, Any]]
 FEW = 5
-"""Of fewer answers, with or without a label, all may be surer than the others by chance."""
+"""Fewer answers than this, with or without a label, may all be the surest by chance."""
 DECIDED = ("accept", "reason", "signal", "value", "threshold", "calibration")
 """Fields of a decision that are written beside a row of a table."""
 SCORE = "`polygraph_asmi score ROWS --model M --out answers.jsonl --sheet labels.csv`"
@@ -61,29 +62,22 @@ def calibrate_rows(
     risk: float,
     confidence: float = 0.95,
     *,
-    signal: str | None = None,
-    largest: int | None = None,
-    right_from: float | None = None,
     labels: str | Path | None = None,
     unlabelled: Rows = (),
     scorer: "Scorer | None" = None,
-    resamples: int = RESAMPLES,
+    **options: Any,
 ) -> Calibration:
     """Calibrate on labelled answers: a threshold with a risk guarantee.
 
     Args:
-        rows: a file that `score_file` wrote, or its rows, whose model and settings are taken.
+        rows: a file that `score_file` wrote, or its rows, whose model and parameters are taken.
             Those without a label, `correct` or `quality`, and empty answers are left out.
-        risk: largest error rate among accepted answers, in (0, 1); see `risk_threshold`.
-        signal: a key of `SIGNALS`; "score": that of the method; "column:NAME" or "column:-NAME":
-            any score in the rows; "best": of MSP, perplexity and entropy, each at a third of the
-            level; "learned": a score learned on half of the clusters. None: that by which the sheet
-            `labels` is sorted, else "best".
-        largest: most answers of a cluster that later ones may have; None: the most here.
-        right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
+        risk, confidence: see `Asked`.
         labels: the sheet of these rows, with labels.
         unlabelled: scored rows like later ones; their signals are the thresholds to test.
         scorer: reads hidden states for "learned"; None: the model that the rows name is loaded.
+        options: further fields of `Asked`. Without `signal`, it is that by which the sheet `labels`
+            is sorted, else "best".
 
     Example:
         >>> run = calibrate_rows("answers-of-smollm2.jsonl", risk=0.1, resamples=50)
@@ -91,16 +85,14 @@ def calibrate_rows(
         (8, 4, None)
     """
     order = None if labels is None else order_of(labels)
-    signal = signal or order or "best"
-    check_signal(signal, risk, confidence)
-    check_at_least_one("resamples", resamples)
+    signal = options.get("signal") or order or "best"
+    asked = Asked(risk, confidence, **options | {"signal": signal})
     every = scored_rows(rows, signal)
     given = {} if labels is None else labels_in([labels], every)
     named = every if labels is None else with_labels(every, given)
     about = {
         "name": Path(rows).name if isinstance(rows, str | Path) else "labelled answers",
         "label_source": "their labels",
-        "right_from": right_from,
     }
     if order is not None:
         if signal != order:
@@ -110,61 +102,60 @@ def calibrate_rows(
             )
         if unlabelled:
             raise ValueError("a sheet in order has its unlabelled rows: leave --unlabelled out")
-        return _calibrated_in_order(named, {*given}, order, risk, confidence, largest, about)
-    labelled = labels_of(named, right_from)
-    saved = answers_of([row for row, _ in labelled], signal)
-    known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
-    if not known:
-        raise ValueError(
-            f"expected labelled answers, got {len(labelled) or 'none'} among {len(every)} rows"
-            f'{", all empty" if labelled else ""}: fill "correct" (true or false), or "quality"'
-        )
+        return _calibrated_in_order(named, {*given}, asked, about)
+    known, left_out = _labelled_answers(named, asked)
     inputs, wrong, answers = map(list, zip(*known, strict=True))
     _check_random(answers, named, signal)
     quality: list[Any] = [row.content.get("quality") for row in inputs]
-    left_out = {
-        "without a label": len(every) - len(labelled),
-        "empty": len(labelled) - len(inputs),
-    }
     return fit(
         {name: np.array([one.signals[name] for one in answers]) for name in answers[0].signals},
-        Labelled(wrong, clusters_of(inputs), None if None in quality else quality, resamples),
-        risk=risk,
-        confidence=confidence,
-        signal=answers[0].settings["method"] if signal == "score" else signal,
+        Labelled(wrong, clusters_of(inputs), None if None in quality else quality, asked.resamples),
+        replace(asked, signal=answers[0].settings["method"]) if signal == "score" else asked,
         features=lambda: _features(inputs, answers, scorer),
         unlabelled=_spare(inputs, scored_rows(unlabelled, signal), signal),
-        largest=largest,
-        left_out=", ".join(f"{number} {kind}" for kind, number in left_out.items() if number),
+        left_out=left_out,
         **about,
         **_described(inputs, answers),
     )
 
 
-def _calibrated_in_order(
-    rows: Sequence[Row],
-    keys: Collection[str],
-    signal: str,
-    risk: float,
-    confidence: float,
-    largest: int | None,
-    about: Mapping[str, Any],
-) -> Calibration:
-    """What labels from the surest answer on give so far, and what to label next.
+def _labelled_answers(
+    rows: Sequence[Row], asked: Asked
+) -> tuple[list[tuple[Row, bool, UnmaskedAnswer]], str]:
+    """Rows with a label whose answer is not empty, and in words how many others there are."""
+    labelled = labels_of(rows, asked.right_from)
+    saved = answers_of([row for row, _ in labelled], asked.signal)
+    known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
+    if not known:
+        raise ValueError(
+            f"expected labelled answers, got {len(labelled) or 'none'} among {len(rows)} rows"
+            f'{", all empty" if labelled else ""}: fill "correct" (true or false), or "quality"'
+        )
+    left_out = {
+        "without a label": len(rows) - len(labelled),
+        "empty": len(labelled) - len(known),
+    }
+    return known, ", ".join(f"{number} {kind}" for kind, number in left_out.items() if number)
 
-    `keys`: those in the sheet.
+
+def _calibrated_in_order(
+    rows: Sequence[Row], keys: Collection[str], asked: Asked, about: Mapping[str, Any]
+) -> Calibration:
+    """The calibration by labels from the surest answer on, and what to label next.
+
+    `keys`: those in the sheet. `about`: other fields of `Calibration`.
     """
-    kept = surest_first(rows, signal, largest)
+    kept = surest_first(rows, asked.signal, asked.largest)
     if keys != {key_of(row.content) for row in kept.rows}:
         raise ValueError(
-            "the sheet has not the answers that are in order now: rows were scored again, added or "
-            "removed, or --largest differs. The ranks are of all answers, so they stay as they "
-            "were when the sheet was written: write another one"
+            "the sheet does not have the answers that are in order now. Rows were scored again, "
+            "added or removed, or --largest differs. The ranks are of all answers, so these must "
+            "stay as they were when the sheet was written: write another one"
         )
-    known = {row.number: float(wrong) for row, wrong in labels_of(rows, about["right_from"])}
+    known = {row.number: float(wrong) for row, wrong in labels_of(rows, asked.right_from)}
     given = np.array([known.get(row.number, np.nan) for row in kept.rows])
-    values = np.array([answer.signals[signal] for answer in kept.answers])
-    rule, to_label = ordered_threshold(values, given, risk, confidence, kept.largest)
+    values = np.array([answer.signals[asked.signal] for answer in kept.answers])
+    rule, to_label = ordered_threshold(values, given, asked.risk, asked.confidence, kept.largest)
     following = "No further label helps: the sequence of tests has ended."
     if len(to_label):
         following = (
@@ -172,11 +163,12 @@ def _calibrated_in_order(
             f"{to_label[-1] + 1} without a label."
         )
     return Calibration(
-        signal=signal,
+        signal=asked.signal,
         guarantee=rule,
         n=int(np.isfinite(given).sum()),
         errors=int(np.nansum(given)),
         signals={},
+        right_from=asked.right_from,
         following=following,
         sample=Sample(values, given, list(map(str, range(len(given))))),
         **about,
@@ -185,7 +177,7 @@ def _calibrated_in_order(
 
 
 def _check_random(answers: Sequence[UnmaskedAnswer], rows: Sequence[Row], signal: str) -> None:
-    """Raise ValueError if the labelled answers are those surest by a signal, so not random ones."""
+    """Raise ValueError if the labelled answers are the surest by a signal, so not random."""
     others = [row for row in rows if not has_label(row.content)]
     spare = [one for one in answers_of(_with_scores(others, signal), signal) if one.answered]
     if min(len(answers), len(spare)) < FEW:
@@ -193,7 +185,7 @@ def _check_random(answers: Sequence[UnmaskedAnswer], rows: Sequence[Row], signal
     for name in answers[0].signals:
         if max(a.signals[name] for a in answers) < min(a.signals[name] for a in spare):
             raise ValueError(
-                f"the {len(answers)} labelled answers are those surest by {name}, not random ones: "
+                f"the {len(answers)} labelled answers are the surest by {name}, not random ones: "
                 f"label random rows, or write a sheet with --surest-first {name}"
             )
 
@@ -223,9 +215,9 @@ class Ordered(NamedTuple):
 
 
 def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> Ordered:
-    """Of scored rows, those with an answer, in order.
+    """Scored rows with an answer, the surest first, thinned to one a cluster.
 
-    The draw depends on the keys of the rows alone, so it is the same for the same answers.
+    The draw depends only on the keys of the rows: the same answers give the same draw.
     """
     scored = _with_scores(rows, signal)
     every = zip(scored, answers_of(scored, signal), strict=True)
@@ -244,7 +236,7 @@ def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> Order
 
 
 def _described(rows: Sequence[Row], answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:
-    """Of what a calibration was made, in its fields."""
+    """Fields of a calibration that describe the answers it was made from."""
     lengths = [answer.prompt_tokens for answer in answers]
     return {
         "model": answers[0].model,
@@ -259,20 +251,39 @@ def _with_scores(rows: Sequence[Row], signal: str) -> list[Row]:
 
 
 def answers_of(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
-    """Answers with the signal: a column of any table, else as of `saved_answers`."""
-    return column_answers(rows, signal) if column_of(signal)[0] else saved_answers(rows)
+    """Answers with the signal, from its column in any table, or else as of `saved_answers`.
 
-
-def column_answers(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
-    """Rows as answers with the one signal; ValueError, naming the row: no finite number."""
+    ValueError, naming the row: no finite number.
+    """
+    column, _ = column_of(signal)
+    if not column:
+        return saved_answers(rows)
     answers = each(rows, lambda row: column_answer(row.content, signal))
     if len(answers) > 1 and len({answer.signals[signal] for answer in answers}) == 1:
-        raise ValueError(f"column {column_of(signal)[0]!r} has the same number in all rows")
+        raise ValueError(f"column {column!r} has the same number in all rows")
     return answers
 
 
+NOTHING_KNOWN = UnmaskedAnswer(
+    signals={},
+    prompt="",
+    answer="",
+    scored_text="",
+    answered=True,
+    ids=(),
+    counted=0,
+    settings={"closing_token": False},  # how the answer ends is unknown, too
+    model="",
+    warnings=(),
+    content_end=0,
+    ending="",
+    prompt_tokens=0,
+)
+"""An answer whose model, tokens and end are unknown."""
+
+
 def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
-    """A row as an answer with the one signal, of whose model, tokens and end nothing is known."""
+    """A row as an answer with the one signal; ValueError: it has no finite number."""
     name, sign = column_of(signal)
     if name in (*LABELS, *DECIDED, "id", "row", "cluster"):
         raise ValueError(f"column {name!r}: expected a score of another name, got this field")
@@ -284,27 +295,22 @@ def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
     if not math.isfinite(number):
         raise ValueError(f"column {name!r}: expected a number, got {value!r:.40}")
     answer = content.get("answer")
-    return UnmaskedAnswer(
+    return replace(
+        NOTHING_KNOWN,
         signals={signal: sign * number},
         prompt=content.get("prompt") or "",
         answer=answer or "",
         scored_text=text_of(answer),
         answered=answer is None or bool(text_of(answer).strip()),
-        ids=(),
-        counted=0,
-        settings={"closing_token": False},  # how the answer ends is unknown
-        model="",
-        warnings=(),
         content_end=len(text_of(answer)),
-        ending="",
-        prompt_tokens=0,
     )
 
 
 def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
-    """Scored rows of a file, or as they are; ValueError: a sheet, a CSV, or rows without scores.
+    """Scored rows, from a file or as passed.
 
-    Of a signal that is a column, any table with it.
+    If the signal is a column, any table with it will do. ValueError: a sheet, another table, or
+    rows without scores.
     """
     column, _ = column_of(signal)
     if isinstance(rows, str | Path):
@@ -324,9 +330,10 @@ def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
 
 
 def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
-    """Answers and signals of rows that `score --out` wrote, all with one model and its settings.
+    """Answers and signals of rows that `score --out` wrote, with one model and equal parameters.
 
-    ValueError, which names the row: it is another one, was changed, or differs from the first.
+    ValueError, naming the row: it was not scored, was changed, or was scored otherwise than the
+    first.
     """
     first = dict[str, Any]()
 
@@ -338,7 +345,7 @@ def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
         if other := [n for n in shared if first.get(n) != own.get(n)]:
             listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
             raise ValueError(
-                f"scored otherwise than row {rows[0].number} ({listed}): score again: {SCORE}"
+                f"scored otherwise than row {rows[0].number} ({listed}). Score all alike: {SCORE}"
             )
         return answer
 
@@ -354,7 +361,7 @@ def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:
     answer = UnmaskedAnswer.of_row(content)
     if answer is None:
         raise ValueError(
-            "prompt, answer, settings or scores were changed after it was scored, or by another "
+            "prompt, answer, settings or scores were changed since it was scored, or by another "
             f"release: score it again: {SCORE}"
         )
     if missing := [name for name in MACHINE if name not in answer.settings]:
@@ -364,7 +371,7 @@ def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:
 
 
 def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
-    """What all scores of a calibration must share; samples that were passed differ in number."""
+    """What all scores of a calibration must share. Passed samples may differ in number."""
     settings = answer.compared_settings
     more = ("layer", "attention_in_use", "samples", "prompt_format", *MACHINE)
     shared = ASMIConfig.key_of(settings) | {name: settings.get(name) for name in more}
@@ -375,7 +382,7 @@ def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
 def _spare(
     labelled: Sequence[Row], others: Sequence[Row], signal: str
 ) -> dict[str, np.ndarray] | None:
-    """Signals of unlabelled rows that were scored as the labelled ones; None for no row."""
+    """Signals of unlabelled rows, which must be scored as the labelled ones; None: no row."""
     with placing("unlabelled"):
         answers = answers_of([labelled[0], *others], signal)[1:]
     known = set(digests_of([question_of(row.content) for row in labelled]))
@@ -389,7 +396,7 @@ def _spare(
 
 
 def loadable(model: str) -> str:
-    """The name that loads a model again: the demo's model is recorded by its folder."""
+    """The name that loads a recorded model: the demo's model is recorded by its folder."""
     from lm_polygraph_asmi.host.loading import SMOLLM2
     from lm_polygraph_asmi.host.smollm2 import smollm2_source
 
@@ -404,7 +411,7 @@ def _features(
 ) -> dict[str, np.ndarray]:
     """What a learned score reads, (n, width) by group, from one unmasked pass a row.
 
-    Of the tokens that were scored: as text, a saved answer that was cut off would get an end.
+    It reads the scored token ids, since a text that was cut off would get an end token.
     """
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
@@ -412,7 +419,7 @@ def _features(
         scorer = Scorer(loadable(answers[0].model), config_of(answers[0].settings))
     if others := scorer.differences(rows[0].content):
         raise ValueError(
-            f"row {rows[0].number} was scored with another model or other settings "
+            f"row {rows[0].number} was scored with another model or other parameters "
             f"({'; '.join(others)}): use that model, or score again: {SCORE}"
         )
     tables = [
@@ -428,7 +435,7 @@ def digests_of(questions: Sequence[Any]) -> list[str]:
 
 
 def _shared_settings(answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:
-    """What all answers share, and how they end."""
+    """The settings that all answers share, and how the answers end."""
     first, *others = (answer.compared_settings for answer in answers)
     ends = sorted({each["answer_end"] for each in (first, *others) if "answer_end" in each})
     left_out = ("model", "answer_end")

@@ -1,24 +1,23 @@
-"""The second door: a finished benchmark run, whose manifest names its model's revision."""
+"""Calibrate on a finished benchmark run, whose manifest names its model and the revision."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.decisions.calibration import Calibration
-from lm_polygraph_asmi.decisions.fit import check_signal, fit
+from lm_polygraph_asmi.decisions.calibration import USUAL_SAMPLING, Calibration
+from lm_polygraph_asmi.decisions.fit import Asked, fit
 from lm_polygraph_asmi.decisions.labels import joined
 from lm_polygraph_asmi.decisions.rows import digests_of
-from lm_polygraph_asmi.results.run_groups import load_run_groups
+from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
-from lm_polygraph_asmi.scoring.signals import unmasked_signals
+from lm_polygraph_asmi.scoring.signals import LEARNED, unmasked_signals
 
-if TYPE_CHECKING:
-    from lm_polygraph_asmi.results.run_groups import RunGroup
+SAMPLING = {"top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0, "allow_newlines": True}
+"""What else changes samples, beside the temperature, with the defaults that `score` uses."""
 
 
 def calibrate_run(
@@ -26,29 +25,34 @@ def calibrate_run(
     risk: float,
     confidence: float = 0.95,
     *,
-    signal: str = "best",
     metric: str | None = None,
-    largest: int | None = None,
-    right_from: float | None = None,
-    resamples: int = RESAMPLES,
-    **settings: Any,
+    **options: Any,
 ) -> Calibration:
-    """Calibrate on a finished benchmark run, its manager file or folder: a pickle that you trust.
+    """Calibrate on a finished benchmark run. Its manager file is a pickle: load only one you trust.
 
-    The label is by the quality `metric`, by default AlignScore or the run's first. `settings` of
-    the score, such as `method="asmi"`, are those of the run where left out, of several methods
-    Sem-ASMI's. Other arguments as for `calibrate_rows`.
+    Args:
+        path: manager file, or its folder.
+        risk, confidence: see `Asked`.
+        metric: quality metric for the labels; None: AlignScore, or else the run's first.
+        options: further fields of `Asked`, and parameters of the score such as `method="asmi"`.
+            Those left out are the run's; if it has several methods, Sem-ASMI's.
 
     Example:
         >>> run = calibrate_run("RUN", risk=0.3, resamples=50)
         >>> run.n, run.label_source
         (60, 'AlignScore')
     """
-    check_signal(signal, risk, confidence, run=True)
-    if signal == "adapt":  # other scores need no estimator of their own
-        settings = {"method": signal} | settings
-    group, method = _scored_group(path, metric, settings)
-    group = _labelled(group, right_from)
+    own = {each.name: options.pop(each.name) for each in fields(Asked) if each.name in options}
+    asked = Asked(risk, confidence, **own | {"signal": own.get("signal") or "best"})
+    if asked.signal == LEARNED:
+        raise ValueError(
+            "a finished run has no hidden states to learn from: score its prompts and answers as "
+            "rows (`polygraph_asmi score`), and calibrate on those"
+        )
+    if asked.signal == "adapt":  # other scores need no estimator of their own
+        options = {"method": asked.signal} | options
+    group, method = _scored_group(path, metric, options)
+    group = _labelled(group, asked.right_from)
     config, model = group.methods[method], group.run.recorded("model")
     if model.get("path") is None:
         raise ValueError(f"{path} does not record its model: expected a manifest that names it")
@@ -73,14 +77,10 @@ def calibrate_run(
     lengths = group.saved("asmi_prompt_length")
     return fit(
         {kind: values[answered] for kind, values in columns.items()},
-        answers.resampled(resamples).take(answered),
-        risk=risk,
-        confidence=confidence,
-        signal=config.method if signal == "score" else signal,
-        largest=largest,
+        answers.resampled(asked.resamples).take(answered),
+        replace(asked, signal=config.method) if asked.signal == "score" else asked,
         name=group.label,
         label_source=group.metric,
-        right_from=right_from,
         model=str(model["path"]),
         settings=shared,
         prompt_tokens=sorted(float(lengths[row]) for row in answered) if lengths else [],
@@ -88,8 +88,8 @@ def calibrate_run(
     )
 
 
-def _labelled(group: "RunGroup", right_from: float | None) -> "RunGroup":
-    """The group, where every row has a label that was made with its gold answer."""
+def _labelled(group: RunGroup, right_from: float | None) -> RunGroup:
+    """The group with `right_from`; ValueError if a row has no label by its gold answer."""
     from lm_polygraph_asmi.host.quality import unread
 
     problem: str | None = group.run.unlabelled(group.metric)
@@ -105,8 +105,8 @@ def _labelled(group: "RunGroup", right_from: float | None) -> "RunGroup":
 
 def _scored_group(
     path: str | Path, metric: str | None, settings: dict[str, Any]
-) -> tuple["RunGroup", str]:
-    """The answers of a finished run, and the name of its score with these settings."""
+) -> tuple[RunGroup, str]:
+    """The answers of a finished run, and the name of its score with these parameters."""
     group, *others = load_run_groups([path], metric, settings.get("depth", ASMIConfig.depth))
     if others:
         raise ValueError(
@@ -114,7 +114,7 @@ def _scored_group(
         )
     if not group.methods:
         raise ValueError(
-            f"{path} records no score's settings: expected a manifest, which runs with the "
+            f"{path} records no score's parameters: expected a manifest, which runs with the "
             "callback RunRecord write"
         )
     required = {"method": ASMIConfig.method} | ASMIConfig.check_names(settings)
@@ -125,13 +125,14 @@ def _scored_group(
             return replace(group, operating=config, depth=config.depth), method
     listed = ", ".join(f"{name}={value!r}" for name, value in required.items())
     raise ValueError(
-        f"{path}: expected a score with the settings {listed}; it has {', '.join(group.methods)}. "
-        "Leave these settings out to use the run's, or name another run"
+        f"{path}: expected a score with the parameters {listed}; it has "
+        f"{', '.join(group.methods)}. "
+        "Leave these out to use the run's, or name another run"
     )
 
 
-def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
-    """Settings of a score of a run, as saved with single answers."""
+def settings_of(group: RunGroup, method: str) -> dict[str, Any]:
+    """Settings of a run's score, under the names that `score` saves with an answer."""
     saved = group.settings()
     if saved is None:
         raise ValueError(f"{group.run.path} has not saved asmi: its masks are unknown")
@@ -141,11 +142,15 @@ def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
     sampling = recorded.get("generation_params") or {}
     if "temperature" in sampling:
         shared["temperature"] = sampling["temperature"]
+    changed = [
+        f"{n}={sampling[n]}" for n in SAMPLING if sampling.get(n, SAMPLING[n]) != SAMPLING[n]
+    ]
+    shared["sampling"] = ", ".join(changed) or USUAL_SAMPLING
     return saved | group.methods[method].besides_masks() | shared
 
 
-def _signals_of(group: "RunGroup") -> dict[str, np.ndarray]:
-    """Signal -> (n,) values of those a run has saved; keys and units as `Score.signals`."""
+def _signals_of(group: RunGroup) -> dict[str, np.ndarray]:
+    """The signals that a run saved, (n,) values each; keys and units as in `Score.signals`."""
     likelihoods = group.tokens(group.saved("asmi_log_likelihood"))
     entropies = group.tokens(group.saved("asmi_entropy"))
     columns: dict[str, np.ndarray | None] = {"asmi": group.mi, "sem": group.u_sem}

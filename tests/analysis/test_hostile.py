@@ -220,7 +220,7 @@ REFUSALS = [
     # Probabilities and thresholds.
     (lambda: d.risk_threshold([0, 1], [0, 1], ["a"] * 2, 0.1, 0.9), "at least 22 at this risk"),
     (lambda: d.risk_threshold([0, 1], [0, 1], "ab", "x", 0.9), "risk must be a number, got 'x'"),
-    (lambda: d.risk_gate(GUARANTEE, [1, 0.5], PAIR), "accepted must contain True"),
+    (lambda: d.risk_monitor(GUARANTEE, [1, 0.5], PAIR), "accepted must contain True"),
     # Learned scores.
     (lambda: a.free_features([], [], 3), "at least one token"),
     (lambda: learned.learned_threshold({"a": [[1.0]]}, {}, PAIR, 0.1, 0.9), "a has 1 values for 2"),

@@ -12,9 +12,9 @@ from simulate_guarantee import (
     STARTS,
     Case,
     baselines,
-    gate_line,
     labels_used,
     line,
+    monitor_line,
     one_set,
     search_line,
 )
@@ -448,10 +448,10 @@ def test_what_is_said_of_a_threshold():
 
 
 def test_the_tables_of_the_page():
-    """The gate's power, and a search, on few numbers."""
+    """The monitor's power, and a search, on few numbers."""
     for rate, outcome, streams in ((0.5, "violated", 3), (0.05, "holds", 0)):
-        found = gate_line(rate, streams=streams)
+        found = monitor_line(rate, streams=streams)
         assert (found["outcome"], found["MAPIE's monitor"] == "-") == (outcome, not streams)
-        assert 10 < found["one exact test"] < found["gate"] < 200
+        assert 10 < found["one exact test"] < found["monitor"] < 200
     worst = search_line(0, random=4, moves=2, sets=500, again=2000)
     assert 0 <= float(worst["violated, % (5 allowed)"]) < 7

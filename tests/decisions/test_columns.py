@@ -1,4 +1,4 @@
-"""Any column as a signal: from another library's table to a decision and a gate, by no model."""
+"""Any column as a signal: from another library's table to decisions and their test, by no model."""
 
 import csv
 import json
@@ -47,7 +47,7 @@ def table(path, rows):
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 @pytest.mark.parametrize("column", ["unsure", "-sure"])
 @pytest.mark.parametrize("known_by", ["prompt", "id"])
-def test_from_a_table_of_scores_to_the_gate(tmp_path, suffix, column, known_by):
+def test_from_a_table_of_scores_to_the_monitor(tmp_path, suffix, column, known_by):
     """A confidence, its sign turned, decides as the uncertainty does; an id is a question, too."""
     left_out = {"prompt", "answer"} if known_by == "id" else set()
 
@@ -81,7 +81,7 @@ def test_from_a_table_of_scores_to_the_gate(tmp_path, suffix, column, known_by):
     for label, row in zip(labels, later, strict=True):
         label["correct"] = row["correct"] if label["accept"] == "True" else ""
     table(sheet, labels[::-1])
-    code, said = run("gate", out, decided, "--labels", sheet, "--json")
+    code, said = run("monitor", out, decided, "--labels", sheet, "--json")
     found = json.loads(said)
     assert found["accepted"] == sum(line["accept"] for line in lines)
     taken = [row for row in later if row["unsure"] <= expected.threshold]
@@ -89,7 +89,7 @@ def test_from_a_table_of_scores_to_the_gate(tmp_path, suffix, column, known_by):
     again = tmp_path / "again.jsonl"  # the questions of the calibration
     same = saved("same", [row | {"answer": "another"} for row in rows])
     assert run("decide", same, "--calibration", out, "--out", again)[0] == 0
-    code, said = run("gate", out, again)
+    code, said = run("monitor", out, again)
     assert (code, "a question of the calibration" in said) == (1, True)
 
 
@@ -132,7 +132,7 @@ def test_a_row_without_the_number_is_not_decided(tmp_path):
     assert (code, "column 'unsure': expected a number, got 'none'" in said) == (1, True)
     lines = [row.content for row in read_table(tmp_path / "d.jsonl")]
     assert [line.get("accept") for line in lines] == [True, None, None, True]
-    code, said = run("gate", out, tmp_path / "d.jsonl")
+    code, said = run("monitor", out, tmp_path / "d.jsonl")
     assert code == 4, said
     assert "accepted answers alone, so which share is accepted is unknown" in said
     assert "1 rows that failed" in said
@@ -166,7 +166,7 @@ def test_files_that_decide_refuses(tmp_path, monkeypatch, change, options, words
 
 @pytest.mark.parametrize(("size", "void"), [(2, False), (3, True)])
 def test_a_cluster_larger_than_the_promise(tmp_path, size, void):
-    """Decided at once as void, and left out by the gate."""
+    """Decided at once as void, and left out by the monitor."""
     rows = [row | {"cluster": i // 2} for i, row in enumerate(drawn(0, 400))]
     found = calibrate_rows(rows, 0.3, signal="column:unsure")
     assert (found.guarantee.largest, "no cluster has more than 2" in str(found)) == (2, True)
@@ -178,7 +178,7 @@ def test_a_cluster_larger_than_the_promise(tmp_path, size, void):
     words = ("decide", write(tmp_path / "in.jsonl", later), "--out", tmp_path / "d.jsonl")
     _, said = run(*words, "--calibration", tmp_path / "c.json")
     assert ("a cluster has 3 answers, the guarantee allows 2: it is void" in said) == void, said
-    _, said = run("gate", tmp_path / "c.json", tmp_path / "d.jsonl")
+    _, said = run("monitor", tmp_path / "c.json", tmp_path / "d.jsonl")
     assert ("void for them: 4 are left out" in said) == void
 
 

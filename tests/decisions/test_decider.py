@@ -82,9 +82,9 @@ def test_answers_unlike_the_calibrations(calibration, model, chat):
         assert one.accept is (None if words else True), (change, one.reason)
         assert one.reason.startswith("No decision: this answer differs") == bool(words)
         assert (words or "") in one.reason
-    with pytest.raises(ValueError, match="a Scorer has settings"):
+    with pytest.raises(ValueError, match="a Scorer has its parameters"):
         Decider(Scorer(model, tokenizer=chat), by_msp, depth=0.3)
-    with pytest.raises(ValueError, match="settings differ from the calibration"):
+    with pytest.raises(ValueError, match="parameters differ from the calibration"):
         Decider(Scorer(model, tokenizer=chat, stop="?"), by_msp)
 
 

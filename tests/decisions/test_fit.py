@@ -7,11 +7,12 @@ import pytest
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import risk_threshold
-from lm_polygraph_asmi.decisions.fit import fit, rank_signals
+from lm_polygraph_asmi.decisions.fit import Asked, fit, rank_signals
 from tests.analysis.simulation import keys
 
-ASKED = {"risk": 0.4, "confidence": 0.8, "label_source": "", "model": "m",
-         "settings": {}, "prompt_tokens": [], "question_digests": []}  # fmt: skip
+ASKED = Asked(0.4, 0.8)
+ABOUT = {"label_source": "", "model": "m", "settings": {}, "prompt_tokens": [],
+         "question_digests": []}  # fmt: skip
 WRONG, NOISE = np.arange(60) % 2, np.random.default_rng(0).permutation(60) / 60
 ANSWERS = Labelled(WRONG, keys(60, 1), resamples=200)
 COLUMNS = {"sem": NOISE, "msp": WRONG + 0.01 * NOISE, "entropy": -WRONG, "asmi": WRONG + NOISE}
@@ -23,7 +24,8 @@ COLUMNS = {"sem": NOISE, "msp": WRONG + 0.01 * NOISE, "entropy": -WRONG, "asmi":
 def test_the_signal_that_decides(signal, expected, signals):
     """The best of two unmasked ones has half of the level; one that needs masks is to be named."""
     for unlabelled in (None, {name: column[::2] for name, column in COLUMNS.items()}):
-        found = fit(COLUMNS, ANSWERS, unlabelled=unlabelled, signal=signal, largest=1, **ASKED)
+        asked = replace(ASKED, signal=signal, largest=1)
+        found = fit(COLUMNS, ANSWERS, asked, unlabelled=unlabelled, **ABOUT)
         assert (found.signal, found.n, found.errors) == (expected, 60, 30)
         rule = risk_threshold(
             COLUMNS[expected], WRONG, keys(60, 1), 0.4, 1 - 0.2 / signals,
@@ -31,20 +33,20 @@ def test_the_signal_that_decides(signal, expected, signals):
         )  # fmt: skip
         assert found.guarantee == replace(rule, confidence=0.8, signals=signals)
     with pytest.raises(ValueError, match=r"expected a signal of sem, .*; got 'perplexity'"):
-        fit(COLUMNS, ANSWERS, signal="perplexity", **ASKED)
+        fit(COLUMNS, ANSWERS, replace(ASKED, signal="perplexity"), **ABOUT)
 
 
 def test_signals_are_ranked_and_the_best_accepts_most():
     ranked = rank_signals(COLUMNS, ANSWERS)
     assert (ranked["msp"].prr.value, ranked["entropy"].prr.high < 0) == (1, True)
     masked = {"asmi": NOISE, "sem": WRONG}  # a run may have no others
-    assert fit(masked, ANSWERS, signal="best", **ASKED).signal == "sem"
+    assert fit(masked, ANSWERS, ASKED, **ABOUT).signal == "sem"
     equal = {"msp": 1.0 * WRONG, "entropy": 2.0 * WRONG, "sem": 1.0 * WRONG}
-    assert fit(equal, ANSWERS, signal="best", **ASKED).signal == "msp"
+    assert fit(equal, ANSWERS, ASKED, **ABOUT).signal == "msp"
 
 
 def test_what_is_needed_of_several_signals():
     few = Labelled(WRONG[:9], keys(9, 1), resamples=50)
     columns = {name: column[:9] for name, column in COLUMNS.items()}
-    found = fit(columns, few, signal="best", **ASKED | {"risk": 0.2, "confidence": 0.9}).guarantee
+    found = fit(columns, few, Asked(0.2, 0.9), **ABOUT).guarantee
     assert "at least 14 answers, one a cluster, must test; 9 do." in found.limits  # .8**14 < .05

@@ -1,4 +1,4 @@
-"""From questions to a gate: model and settings are named once, labels come in sheets."""
+"""From questions to a tested guarantee: settings are named once, labels come in sheets."""
 
 import re
 import shutil
@@ -48,7 +48,7 @@ def calibrated(folder):
     return folder / "c.json"
 
 
-def test_from_scores_to_the_gate(folder, calibrated, tmp_path):
+def test_from_scores_to_the_monitor(folder, calibrated, tmp_path):
     found = Calibration.load(calibrated)
     assert (found.n, found.name, found.model) == (60, "answers.jsonl", str(folder / "model"))
     config = found.config
@@ -62,7 +62,7 @@ def test_from_scores_to_the_gate(folder, calibrated, tmp_path):
     words = ("decide", tmp_path / "new.jsonl", "--model", model, "--out", out, "--calibration")
     limited(found, 1e9, "sem").save(tmp_path / "sem.json")
     code, said = run(*words, tmp_path / "sem.json", "--scope", "all")
-    assert "settings differ from the calibration answers.jsonl (scope 'response' there" in said
+    assert "parameters differ from the calibration answers.jsonl (scope 'response' there" in said
     limited(found, None).save(tmp_path / "none.json")
     assert "Warning: No threshold by " in done(*words, tmp_path / "none.json")
     out.unlink()
@@ -77,22 +77,22 @@ def test_from_scores_to_the_gate(folder, calibrated, tmp_path):
     for line in lines:
         assert line["accept"] == (line["value"] <= found.guarantee.threshold)
         assert line["digest"] == Decision.digest(line)
-    code, said = run("gate", calibrated, out)
+    code, said = run("monitor", calibrated, out)
     assert (code, "at least one accepted answer with a label" in said) == (1, True)
     table = pd.read_csv(sheet, dtype=str, keep_default_na=False)
     assert set(table["correct"]) == {""}
     table["correct"] = ["WAHR" if accept == "True" else "" for accept in table["accept"]]
     table.iloc[::-1].assign(prompt="?").to_csv(sheet, index=False, sep=";", encoding="utf-8-sig")
-    code, said = run("gate", calibrated, out, "--labels", sheet)
+    code, said = run("monitor", calibrated, out, "--labels", sheet)
     assert (code, 'row 1: "prompt": a question of the calibration' in said) == (1, True)
     table[1:5].to_csv(sheet, index=False)
-    code, said = run("gate", calibrated, out, "--labels", sheet)
+    code, said = run("monitor", calibrated, out, "--labels", sheet)
     assert (code, said.split(":")[0]) in ((0, "holds"), (4, "inconclusive"))
     accepted = [accept == "True" for accept in table["accept"]]
     assert f"0 of {sum(accepted[1:5])} accepted answers are wrong" in said
     left = sum(accepted) - sum(accepted[1:5])
     assert f"Left out {left} accepted answers without a label." in said
-    code, said = run("gate", calibrated, out, "--labels", folder / "labels.csv")
+    code, said = run("monitor", calibrated, out, "--labels", folder / "labels.csv")
     assert (code, "is of no row of the scored file" in said) == (1, True)
 
 
@@ -123,7 +123,7 @@ def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
     with torch.no_grad():
         changed.lm_head.weight[0, 0] += 1
     scorer = Scorer(changed, found.config, tokenizer=tiny_lm.tokenizer())
-    with pytest.raises(ValueError, match="row 1 was scored with another model or other settings"):
+    with pytest.raises(ValueError, match="row 1 was scored with another model or other param"):
         calibrate_rows(folder / "answers.jsonl", 0.9, signal="learned", scorer=scorer)
 
 

@@ -197,7 +197,7 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
     answer = scorer.read(PROMPT, " Brask")  # without hidden states
     known = replace(answer, settings=answer.settings | scorer.fingerprints())
     assert "is unknown: use `decide`" in learned.decide(known).reason
-    with pytest.raises(ValueError, match=r"settings differ .* \(depth 0.6 there, 0.3 here\)"):
+    with pytest.raises(ValueError, match=r"parameters differ .* \(depth 0.6 there, 0.3 here\)"):
         Decider(scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)
     with pytest.raises(ValueError, match="a finished run has no hidden states to learn from"):
         calibrate_run("RUN", 0.3, signal="learned")

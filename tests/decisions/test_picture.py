@@ -11,7 +11,7 @@ from scipy.stats import beta
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import Calibration
-from lm_polygraph_asmi.decisions.fit import fit
+from lm_polygraph_asmi.decisions.fit import Asked, fit
 from lm_polygraph_asmi.decisions.picture import SCALE, bounds_of, error_rates, page_of
 from lm_polygraph_asmi.decisions.rows import write_ordered_sheet
 from tests.analysis.simulation import keys
@@ -32,9 +32,7 @@ def calibrated(n, per=1, shift=1.0, risk=0.2, signal="msp", unlabelled=False):
     }
     others = {name: draw.normal(size=n) for name in columns} if unlabelled else None
     answers = Labelled(wrong, keys(n // per, per), resamples=50)
-    return fit(
-        columns, answers, risk=risk, confidence=0.9, signal=signal, unlabelled=others, **ABOUT
-    )
+    return fit(columns, answers, Asked(risk, 0.9, signal), unlabelled=others, **ABOUT)
 
 
 def marks(page):

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from lm_polygraph.utils.generation_parameters import GenerationParameters
 
 from lm_polygraph_asmi import config
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, calibrate_run, risk_threshold
-from lm_polygraph_asmi.decisions.run import _scored_group, settings_of
+from lm_polygraph_asmi.decisions.calibration import USUAL_SAMPLING
+from lm_polygraph_asmi.decisions.run import SAMPLING, _scored_group, settings_of
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.provenance import prompt_format
@@ -94,18 +96,35 @@ def test_another_revision_of_the_model(planted, tmp_path):
 
 
 @pytest.mark.parametrize(("sampled", "differs"), [
-    ({"temperature": 0.5}, []),
+    ({}, []),
+    (SAMPLING, []),
     ({"temperature": 1.0}, ["temperature 1.0 there, 0.5 here"]),
-    ({}, ["temperature not recorded there"]),
+    ({"temperature": None}, ["temperature None there, 0.5 here"]),
+    *(({name: value}, [f"sampling '{name}={value}' there, {USUAL_SAMPLING!r} here"])
+      for name, value in (("top_k", 5), ("top_p", 0.9), ("allow_newlines", False))),
 ])  # fmt: skip
-def test_a_run_that_sampled_at_another_temperature(tmp_path, sampled, differs):
-    """Adapt-ASMI of an answer samples at 0.5."""
-    about = runs.manifest(60) | {"config": {"generation_params": sampled}}
+def test_a_run_that_sampled_otherwise(tmp_path, sampled, differs):
+    """Adapt-ASMI of an answer samples at 0.5, by LM-Polygraph's defaults."""
+    assert vars(GenerationParameters()).items() >= SAMPLING.items()
+    about = runs.manifest(60) | {"config": {"generation_params": {"temperature": 0.5} | sampled}}
     place = runs.save(tmp_path / "run", about=about)
     for signal, expected in (("adapt", differs), ("sem", [])):
         found = calibrate_run(place, 0.3, signal=signal, resamples=20)
-        here = found.settings | {"model": found.model, "method": signal, "temperature": 0.5}
-        assert [text.partition(":")[0] for text in found.differences(here)] == expected
+        asked = found.settings | {"model": found.model, "method": signal, "temperature": 0.5}
+        del asked["sampling"]
+        assert found.differences(asked | {"samples": "generated"}) == expected
+        assert not found.differences({n: v for n, v in asked.items() if n != "temperature"})
+
+
+def test_a_calibration_of_a_run_that_knows_nothing_of_its_samples(planted):
+    """As before it was recorded: it is read, and decides by other signals."""
+    for signal in ("adapt", "sem"):
+        found = calibrate_run(planted, 0.3, signal=signal, resamples=20)
+        asked = found.settings | {"model": found.model, "samples": "generated", "temperature": 0.5}
+        del found.settings["sampling"]
+        said = " ".join(found.differences(asked))
+        for name in ("sampling", "temperature"):
+            assert (f"{name} not recorded there: make it again" in said) == (signal == "adapt")
 
 
 @pytest.mark.parametrize("variant", METHODS)
@@ -122,7 +141,8 @@ def test_what_a_run_gives(planted, variant):
     own |= {"max_new_tokens": 64, "prompt_format": "text"}
     if variant == "adapt":
         own |= {"tau": 0.3, "beta": 10.0, "num_samples": 10, "gate_token": "second_last"}
-    settings = {n: v for n, v in found.settings.items() if n not in ("answer_ends", "revision")}
+    beside = ("answer_ends", "revision", "sampling")
+    settings = {n: v for n, v in found.settings.items() if n not in beside}
     assert settings == saved["stats"]["asmi"][0][0.6]["settings"] | own
     prr = found.signals[found.title].prr
     assert 0 < prr.low < prr.value < prr.high
@@ -146,10 +166,10 @@ def all_wrong(saved):
     ("change", "asked", "words"),
     [
         (all_wrong, {}, "expected right and wrong answers, got 60, all wrong"),
-        (None, {"depth": 0.9}, r"settings method='sem', depth=0\.9; it has"),
-        (None, {"aggregation": "sum"}, "settings method='sem', aggregation='sum'"),
+        (None, {"depth": 0.9}, r"parameters method='sem', depth=0\.9; it has"),
+        (None, {"aggregation": "sum"}, "parameters method='sem', aggregation='sum'"),
         (lambda saved: saved["estimations"].pop(("sequence", METHODS["adapt"])),
-         {"signal": "adapt"}, "a score with the settings method='adapt'"),
+         {"signal": "adapt"}, "a score with the parameters method='adapt'"),
         (lambda saved: saved["stats"].pop("asmi"), {}, "has not saved asmi: its masks"),
         ({}, {}, "expected a manifest, which runs with the callback RunR"),
         (runs.manifest(60) | {"model": {}}, {}, "does not record its model: expected a manifest"),

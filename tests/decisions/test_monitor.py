@@ -1,4 +1,4 @@
-"""The gate: against plain loops and exact probabilities of all looks; decisions that were saved."""
+"""The monitor: against plain loops and exact probabilities of all looks; saved decisions."""
 
 import json
 from dataclasses import replace
@@ -9,10 +9,10 @@ import pytest
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.analysis.risk_control import BETS
-from lm_polygraph_asmi.analysis.risk_gate import LEVEL, SMALL_BETS
-from lm_polygraph_asmi.decisions import Decision, RiskThreshold, risk_gate
+from lm_polygraph_asmi.analysis.risk_monitor import LEVEL, SMALL_BETS
+from lm_polygraph_asmi.decisions import Decision, RiskThreshold, risk_monitor
 from lm_polygraph_asmi.decisions.decision import EMPTY
-from lm_polygraph_asmi.decisions.gate import gate
+from lm_polygraph_asmi.decisions.monitor import monitor
 from tests.analysis.simulation import keys
 from tests.decisions.conftest import labelled, limited, numbered, run, write
 
@@ -36,21 +36,21 @@ def purse(rows, risk, largest, above):
 
 @pytest.mark.parametrize("largest", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_gate_is_that_of_plain_loops(seed, largest):
+def test_monitor_is_that_of_plain_loops(seed, largest):
     rng = np.random.default_rng(seed)
     names = [str(key) for key in rng.integers(0, 40, size=90)]  # up to six answers in a cluster
     accepted, wrong = rng.random(90) < 0.7, rng.random(90) < (0.02, 0.2, 0.5)[seed]
     rows = list(zip(names, accepted, wrong, strict=True))
     guarantee = guaranteed(risk=0.2, largest=largest)
-    gate = risk_gate(guarantee, accepted, Labelled(wrong, names))
-    assert gate.p_holds == pytest.approx(purse(rows, 0.2, largest, above=False))
-    assert gate.p_violated == pytest.approx(purse(rows, 0.2, largest, above=True))
-    assert gate.answers == sum(min(names.count(key), largest) for key in set(names))
-    assert gate.left_out == 90 - gate.answers > 0
-    expected = "violated" if gate.p_violated <= 0.05 else "inconclusive"
-    assert gate.outcome == ("holds" if gate.p_holds <= 0.1 else expected)
-    assert gate.low - 1e-3 < gate.errors / gate.accepted < gate.high + 1e-3
-    for end, level, above in ((gate.high, 0.1, False), (gate.low, 0.05, True)):
+    monitor = risk_monitor(guarantee, accepted, Labelled(wrong, names))
+    assert monitor.p_holds == pytest.approx(purse(rows, 0.2, largest, above=False))
+    assert monitor.p_violated == pytest.approx(purse(rows, 0.2, largest, above=True))
+    assert monitor.answers == sum(min(names.count(key), largest) for key in set(names))
+    assert monitor.left_out == 90 - monitor.answers > 0
+    expected = "violated" if monitor.p_violated <= 0.05 else "inconclusive"
+    assert monitor.outcome == ("holds" if monitor.p_holds <= 0.1 else expected)
+    assert monitor.low - 1e-3 < monitor.errors / monitor.accepted < monitor.high + 1e-3
+    for end, level, above in ((monitor.high, 0.1, False), (monitor.low, 0.05, True)):
         if end > 1e-3:
             inner, outer = end - 1e-3 + 2e-3 * above, end + 1e-3 - 2e-3 * above
             assert purse(rows, outer, largest, above) < level < purse(rows, inner, largest, above)
@@ -91,9 +91,9 @@ def test_single_answers_depend_on_their_number_of_errors_alone(n):
     for errors in range(min(n, 25)):
         wrong = np.arange(n) < errors
         for shuffled in (wrong, wrong[::-1]):
-            gate = risk_gate(guarantee, np.ones(n), Labelled(shuffled, keys(n, 1)))
-            assert gate.outcome == look(guarantee, n, errors)
-            found.add(gate.outcome)
+            monitor = risk_monitor(guarantee, np.ones(n), Labelled(shuffled, keys(n, 1)))
+            assert monitor.outcome == look(guarantee, n, errors)
+            found.add(monitor.outcome)
     assert len(found) == (2 if n == 5 else 3)
 
 
@@ -104,7 +104,7 @@ def test_least_number_of_accepted_answers(risk, confidence, largest):
 
     def outcome(n):
         answers = Labelled([0] * (n + 2), keys(n + 2, 1))
-        return risk_gate(guarantee, [1] * n + [0, 0], answers)
+        return risk_monitor(guarantee, [1] * n + [0, 0], answers)
 
     least = outcome(1).least_holds
     assert (outcome(least).outcome, outcome(least - 1).outcome) == ("holds", "inconclusive")
@@ -144,15 +144,15 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
     files = [tmp_path / name for name in ("calibration.json", "a.jsonl", "b.jsonl")]
     write(files[1], lines[:2]).write_text("\n" + files[1].read_text())  # an empty line counts
     write(files[2], lines[2:])
-    code, said = run("gate", *files, "--json")
+    code, said = run("monitor", *files, "--json")
     found = json.loads(said)
     assert (code, found["outcome"], found["answers"]) == (status, outcome, n + 1)
     assert (found["accepted"], found["errors"], found["without_decision"]) == (n, wrong, 1)
-    _, said = run("gate", *files)
-    assert said.startswith(f"{outcome}: {wrong} of {n} accepted answers are wrong")
+    _, said = run("gate", *files)  # its name in release 0.3
+    assert f"It is called `monitor` now. {outcome}: {wrong} of {n} accepted answers are" in said
     assert "Without a decision, so counted as abstained: 1. Left out 1 empty answers" in said
     write(files[2], [lines[0]])
-    code, said = run("gate", *files)
+    code, said = run("monitor", *files)
     same = 'row 4: "answer": row 2 has the same prompt and answer: keep one'
     assert (code, same in said) == (1, True)
 
@@ -160,7 +160,7 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
 def test_only_what_is_open_asks_for_more_answers(limit):
     strict = replace(limit, guarantee=replace(limit.guarantee, risk=0.05))
     for wrong, outcome in ((0, "inconclusive"), (6, "violated")):
-        result = gate(strict, numbered(*decided(strict, 6, wrong)))
+        result = monitor(strict, numbered(*decided(strict, 6, wrong)))
         assert (result.outcome, "are needed for holds" in str(result)) == (outcome, wrong == 0)
 
 
@@ -190,7 +190,7 @@ def test_rows_that_do_not_fit(limit, change, words):
     else:
         second = changed(second, **change) if "prompt" in change else second | change
     with pytest.raises(ValueError, match=words):
-        gate(limit, numbered(first, second))
+        monitor(limit, numbered(first, second))
 
 
 def test_rows_without_a_decision(limit):
@@ -198,28 +198,28 @@ def test_rows_without_a_decision(limit):
     first, second, third = decided(limit, 3)
     unclear = changed(second, accept=None, reason="It answered nothing.", correct=None)
     rows = numbered(first, unclear, changed(third, accept=False, correct=None))
-    result = gate(limit, rows)
+    result = monitor(limit, rows)
     assert (result.answers, result.accepted, result.errors) == (3, 1, 0)
     unlabelled = changed(first, answer=" z", id=5, correct=None)
-    assert gate(limit, [*rows, *numbered(unlabelled)]) == replace(
+    assert monitor(limit, [*rows, *numbered(unlabelled)]) == replace(
         result, unlabelled=1, share=0.5, most=2
     )
     failed = {"row": 9, "prompt": None, "error": "no prompt"}
-    assert gate(limit, [*rows, *numbered(failed)]) == result
+    assert monitor(limit, [*rows, *numbered(failed)]) == result
     with pytest.raises(ValueError, match="none among 1"):
-        gate(limit, [*rows[1:], *numbered(unlabelled)])
+        monitor(limit, [*rows[1:], *numbered(unlabelled)])
     blank = changed(unclear, answer="\n", id=4, reason=EMPTY)
-    assert gate(limit, [*rows, rows[0]._replace(number=4, content=blank)]) == result
+    assert monitor(limit, [*rows, rows[0]._replace(number=4, content=blank)]) == result
     with pytest.raises(ValueError, match="at least one accepted answer with a label"):
-        gate(limit, numbered(blank))
+        monitor(limit, numbered(blank))
     with pytest.raises(ValueError, match="expected a guarantee with a threshold, got none"):
-        risk_gate(limited(limit, None).guarantee, [1], Labelled([0], ["a"]))
+        risk_monitor(limited(limit, None).guarantee, [1], Labelled([0], ["a"]))
 
 
 def test_a_quality_of_another_scale(limit):
     rows = numbered(*(line | {"correct": None, "quality": 90 - 80 * (i < 5)}
                       for i, line in enumerate(decided(limit, 20))))  # fmt: skip
     with pytest.raises(ValueError, match="row 1: expected quality between 0 and 1, got 10"):
-        gate(limit, rows)
-    assert gate(limit, rows, right_from=50).errors == 5
-    assert gate(replace(limit, right_from=50), rows).errors == 5  # the calibration's
+        monitor(limit, rows)
+    assert monitor(limit, rows, right_from=50).errors == 5
+    assert monitor(replace(limit, right_from=50), rows).errors == 5  # the calibration's

@@ -1,4 +1,4 @@
-"""The gate: what newly labelled decisions say of the guarantee that they were made by."""
+"""The monitor: do newly labelled decisions support the guarantee that they were made by?"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.analysis.risk_gate import RiskGate, risk_gate
+from lm_polygraph_asmi.analysis.risk_monitor import RiskMonitor, risk_monitor
 from lm_polygraph_asmi.decisions.calibration import Calibration
 from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.labels import (
@@ -22,24 +22,27 @@ from lm_polygraph_asmi.decisions.labels import (
 from lm_polygraph_asmi.tables import Row
 
 NEEDED = ("accept", "reason", "signal", "value", "threshold", "digest")
-"""Fields of a saved decision that the gate reads, besides the label."""
+"""Fields of a saved decision that the monitor reads, besides the label."""
 
 
-def gate(
+def monitor(
     calibration: Calibration, rows: Iterable[Row], right_from: float | None = None
-) -> RiskGate:
-    """`risk_gate` of rows of `decide --out` with labels.
+) -> RiskMonitor:
+    """Test the guarantee on rows of `decide --out` with labels, by `risk_monitor`.
 
     Only accepted answers need a label; those without one are left out. Answers without a decision
     (`accept` is null) count as abstained; blank ones and rows that failed are left out, as in the
-    calibration. ValueError, naming row and field: no decision of this calibration, no label at all,
-    or an answer seen twice, or by the calibration.
+    calibration. ValueError, naming row and field: a decision of another calibration, no label at
+    all, an answer twice, or a question of the calibration.
     """
     right_from = calibration.right_from if right_from is None else right_from
     calibrated, known = set(calibration.question_digests), dict[str, int]()
 
     def read(row: Row) -> tuple[Row, bool, bool | None] | None:
-        """A row that was decided, whether accepted, and whether wrong; None: it has no label."""
+        """A decided row, whether it was accepted, and whether it is wrong (None: no label).
+
+        None: the row failed, or its answer is empty.
+        """
         if row.content.get("error") and "digest" not in row.content:
             return None
         _check(row, calibration)
@@ -67,7 +70,7 @@ def gate(
         )
     accepted, wrong, keys = zip(*counted, strict=True)
     return replace(
-        risk_gate(calibration.guarantee, accepted, Labelled(wrong, keys)),
+        risk_monitor(calibration.guarantee, accepted, Labelled(wrong, keys)),
         unlabelled=unlabelled,
         share=float(np.mean([shown for _, shown, _ in decided])),
         most=max(Counter(clusters).values()),

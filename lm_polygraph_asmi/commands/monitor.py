@@ -1,4 +1,4 @@
-"""`polygraph_asmi gate`: does a guarantee still hold, by newly labelled decisions?"""
+"""`polygraph_asmi monitor`: test on newly labelled decisions whether a guarantee still holds."""
 
 import sys
 from typing import Any
@@ -26,7 +26,7 @@ STATUS = {"holds": 0, "violated": 3, "inconclusive": 4}
     help="Lowest quality of a correct answer; default: the calibration's, else 0.5 of 0 to 1.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def gate(
+def monitor(
     calibration: str,
     labelled: tuple[str, ...],
     labels: tuple[str, ...],
@@ -35,16 +35,16 @@ def gate(
 ) -> None:
     """Test the guarantee of CALIBRATION on new decisions with labels.
 
-    LABELLED are files of `decide --out`, with labels of --labels, or in their fields `correct`
-    (true or false) or `quality`. Abstained rows need no label; accepted ones without a label are
-    left out. Rows of several files are numbered on, as in one file.
+    LABELLED are files of `decide --out`. Labels are those of the sheets --labels, or their own
+    fields `correct` (true or false) or `quality`. Abstained rows need no label; accepted ones
+    without a label are left out. Rows of several files are numbered as if in one file.
 
     Exit status: 0 holds, 3 violated, 4 inconclusive; 1 and 2 are errors.
     """
     from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.decisions.decision import EMPTY
-    from lm_polygraph_asmi.decisions.gate import gate as gate_of
     from lm_polygraph_asmi.decisions.labels import labels_in, with_labels
+    from lm_polygraph_asmi.decisions.monitor import monitor as monitor_of
     from lm_polygraph_asmi.decisions.rows import scored_rows
 
     rows: list[Any] = []
@@ -52,7 +52,7 @@ def gate(
         before = rows[-1].number if rows else 0
         rows += [row._replace(number=before + row.number) for row in scored_rows(path)]
     rows = with_labels(rows, labels_in(labels, rows)) if labels else rows
-    result = gate_of(Calibration.load(calibration), rows, right_from)
+    result = monitor_of(Calibration.load(calibration), rows, right_from)
     decided = [row.content for row in rows if "digest" in row.content]
     blank = sum(content["reason"] == EMPTY for content in decided)
     without_decision = sum(content["accept"] is None for content in decided) - blank

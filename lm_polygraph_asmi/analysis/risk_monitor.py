@@ -1,9 +1,9 @@
 """Do newly labelled answers support a risk guarantee, or contradict it?
 
-Every test is a bet: a share of the capital is staked on each cluster, so that under the hypothesis
-the capital does not grow on average. By Ville's inequality, the probability that it *ever* reaches
-1 / level is at most the level: one may look after every new cluster. The capital is that of this
-look, so the order of clusters does not matter; they must be added whole. Source: Waudby-Smith and
+Every test is a bet: a share of the capital is staked on each cluster. Under the hypothesis, the
+capital does not grow on average. By Ville's inequality, the probability that it *ever* reaches
+1 / level is then at most the level, so one may look after every new cluster. The capital does not
+depend on the order of clusters, but each must be added whole. Source: Waudby-Smith and
 Ramdas (2024), Estimating means of bounded random variables by betting.
 """
 
@@ -20,25 +20,26 @@ from lm_polygraph_asmi.analysis.risk_control import BETS, RiskThreshold, least_w
 LEVEL = 0.05
 """Level of `violated`."""
 SMALL_BETS = BETS**2
-"""Shares of the largest stake against a risk that is held: errors far above it are rare, so most
-stakes are small."""
+"""Stakes against "the risk is held", as shares of the largest. Most are small, since an error rate
+far above the risk is rare."""
 ENDS = 10_000
-"""Shares that an end of an interval may be, evenly spread from 0 to 1."""
+"""The ends of an interval are multiples of 1 / ENDS."""
 
 
 @dataclass(frozen=True)
-class RiskGate:
+class RiskMonitor:
     """What newly labelled answers say of a guarantee.
 
-    `holds`: they support it by themselves, at its confidence; `violated`: the error rate of
-    accepted answers is above the risk (level .05); else `inconclusive`.
+    `outcome` is `holds` if the new answers alone support the guarantee, at its confidence. It is
+    `violated` if the error rate of accepted answers is above the risk (level .05), and else
+    `inconclusive`.
     """
 
     outcome: str
     guarantee: RiskThreshold
     answers: int
     clusters: int
-    left_out: int  # answers not counted, since a cluster has more than in the calibration
+    left_out: int  # answers beyond the largest cluster of the calibration, not counted
     accepted: int
     errors: int  # accepted answers that are wrong
     low: float  # the error rate of accepted answers is at least this (level .05)
@@ -46,12 +47,12 @@ class RiskGate:
     p_holds: float  # p-value of "the risk is exceeded"
     p_violated: float  # of "the risk is held"
     unlabelled: int = 0  # accepted answers without a label, which are not counted
-    share: float = 1.0  # of all decided answers, with or without a label, that is accepted
-    most: int = 1  # answers of a cluster, with or without a label
+    share: float = 1.0  # accepted share of all decided answers, with or without a label
+    most: int = 1  # most answers of a cluster, with or without a label
 
     @property
     def least_holds(self) -> int:
-        """How many accepted answers, all right, each a cluster of its own, would give `holds`."""
+        """The fewest accepted answers that can give `holds`: all right, and one a cluster."""
         rule = self.guarantee
         gains = BETS * rule.risk / ((1 - rule.risk) * rule.largest)
         return least_wins(gains, 1 - rule.confidence)
@@ -80,18 +81,18 @@ class RiskGate:
         )
 
 
-def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> RiskGate:
+def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> RiskMonitor:
     """Whether newly labelled answers, (n,) `accepted` or not, support a guarantee or contradict it.
 
     The probability that any look gives `violated` is at most .05 if the risk is held, and that any
-    gives `holds` at most 1 - confidence if it is exceeded. A cluster has as many answers as the
-    largest of the calibration; its later rows are left out.
+    gives `holds` at most 1 - confidence if it is exceeded. A cluster counts with as many answers as
+    the largest of the calibration had; its later rows are left out.
 
     Example:
         >>> guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500)
         >>> new = Labelled(wrong=[0] * 50, clusters=range(50))
-        >>> gate = risk_gate(guarantee, [1] * 40 + [0] * 10, new)
-        >>> gate.outcome, gate.least_holds
+        >>> monitor = risk_monitor(guarantee, [1] * 40 + [0] * 10, new)
+        >>> monitor.outcome, monitor.least_holds
         ('holds', 35)
     """
     import pandas as pd
@@ -119,7 +120,7 @@ def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) 
         outcome = "holds"
     # The ends of the interval: the outermost shares that a test does not reject.
     ends = range(1, ENDS)
-    return RiskGate(
+    return RiskMonitor(
         outcome=outcome,
         guarantee=guarantee,
         answers=len(rows),

@@ -10,9 +10,8 @@ from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.core.identity import model_key
-from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.core.model import attention_of, plain_model
-from lm_polygraph_asmi.host.samples import DrawnAtOnce
+from lm_polygraph_asmi.host.samples import DrawnAtOnce, seeds_of
 from lm_polygraph_asmi.results.cache import ResultCache
 
 
@@ -63,7 +62,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         row = self.result_cache.get(key)
         if row is None:
             start = time.perf_counter()
-            seeds = [example_seed(self.seed, [*prompt, i]) for i in range(self.samples_n)]
+            seeds = seeds_of(prompt, self.seed, self.samples_n)
             if model.model_type == "CausalLM":
                 model = DrawnAtOnce(model, plain_model(model.model), seeds)
             with torch.random.fork_rng(range(torch.cuda.device_count())):

@@ -203,17 +203,24 @@ def test_a_given_answer_is_never_generated(model, tokenizer, monkeypatch):
 
 @pytest.mark.parametrize("settings", [{}, {"seed": 3, "max_new_tokens": 2, "stop": "e"}], ids=str)
 def test_samples_are_those_of_a_run(ending, settings, monkeypatch):
-    scorer = Scorer(ending, **{"method": "adapt", "max_new_tokens": 8} | settings)
-    config = scorer.config
-    monkeypatch.setattr(ending.generation_parameters, "stop_strings", list(config.stop) or None)
-    calculator = SeededSamplingCalculator(config.num_samples, config.seed)
-    for prompt in TEXTS:
-        (saved,) = calculator({}, [prompt], ending, config.max_new_tokens)["sample_tokens"]
-        ids = prompt_tokens(scorer.tokenizer, prompt)
-        drawn = scorer._generation.sampled(ids, config.max_new_tokens, 10, config.seed)
-        end = ending.tokenizer.eos_token_id
-        assert [tokens[:-1] if tokens[-1] == end else tokens for tokens in drawn] == saved
-        assert scorer.score(prompt, [5]).diversity == scorer.score(prompt, [5], saved).diversity
+    """Also where a token that samples begin with is an end token, and comes too early."""
+    settings = {"method": "adapt", "max_new_tokens": 8} | settings
+    prompt, end = prompt_tokens(ending.tokenizer, PROMPT), ending.tokenizer.eos_token_id
+    first = Scorer(ending, **settings)._generation.sampled(prompt, 2, 1, 0)[0][0]
+    monkeypatch.setattr(ending.model.generation_config, "eos_token_id", [end, first])
+    stops = [settings["stop"]] if "stop" in settings else None
+    monkeypatch.setattr(ending.generation_parameters, "stop_strings", stops)
+    scorer = Scorer(ending, **settings)
+    count, seed, most = (
+        getattr(scorer.config, n) for n in ("num_samples", "seed", "max_new_tokens")
+    )
+    calculator = SeededSamplingCalculator(count, seed)
+    for text in (PROMPT, *TEXTS):
+        (saved,) = calculator({}, [text], ending, most)["sample_tokens"]
+        ids = prompt_tokens(scorer.tokenizer, text)
+        drawn = scorer._generation.sampled(ids, most, count, seed)
+        assert [ids[:-1] if ids[-1] == end else ids for ids in drawn] == saved
+        assert scorer.score(text, [5]).diversity == scorer.score(text, [5], saved).diversity
 
 
 def test_samples_follow_from_prompt_and_seed_and_have_no_end_token(ending, monkeypatch):

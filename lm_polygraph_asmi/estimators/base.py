@@ -106,9 +106,8 @@ class MaskedHeadsEstimator(Estimator):
             self._check_settings(masked["settings"])
             example = masked | {name: values[row] for name, values in others.items()}
             tokens = self._token_scores(example)
-            closing = example["asmi_closing"] and not self.config.closing_token
-            counted = tokens[:-1] if closing and len(tokens) > 1 else tokens
-            scores.append(aggregate(counted, self.config.aggregation))
+            counted = self.config.counted(len(tokens), example["asmi_closing"])
+            scores.append(aggregate(tokens[:counted], self.config.aggregation))
         if not np.isfinite(scores).all():
             raise ValueError(
                 f"expected finite scores from {self}, got {scores}: the run stops, because "

@@ -7,10 +7,10 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
+from lm_polygraph_asmi.host.prompts import rendered, template_names
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions, decode
 from lm_polygraph_asmi.inputs import Messages, Request, texts_of
-from lm_polygraph_asmi.scoring.text import rendered, template_names
 from lm_polygraph_asmi.validation import is_unspaced
 
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"

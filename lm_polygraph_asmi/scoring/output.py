@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from lm_polygraph_asmi.files import locked, parse_json, partial_of, to_json
+from lm_polygraph_asmi.inputs import as_chat
 from lm_polygraph_asmi.scoring.rows import (
     Outcome,
     Row,
@@ -155,7 +156,7 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
     except ValueError:
         return False
     return (
-        record["prompt"] in (request.prompt, [{"role": "user", "content": request.prompt}])
+        record["prompt"] in (request.prompt, as_chat(str(request.prompt)))
         and request.answer in (None, record["answer"])
         and record["settings"].get("template", {}) == request.template
     )

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from lm_polygraph_asmi.inputs import Request, parse_request, parse_row
+from lm_polygraph_asmi.inputs import Request, as_chat, parse_request, parse_row
 from lm_polygraph_asmi.scoring.sheet import is_sheet
 from lm_polygraph_asmi.tables import LINES, SEPARATORS, TABLES, Row, read_table, text_of_file
 from lm_polygraph_asmi.validation import check_one_of
@@ -86,8 +86,8 @@ def checked(row: Row) -> Row:
 
 def in_chat(content: Mapping[str, Any]) -> dict[str, Any]:
     """A row's content with a text prompt as chat messages."""
-    chat = [{"role": "user", "content": content.get("prompt")}]
-    return {**content, "prompt": chat} if isinstance(content.get("prompt"), str) else dict(content)
+    prompt = content.get("prompt")
+    return {**content, "prompt": as_chat(prompt)} if isinstance(prompt, str) else dict(content)
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:

@@ -1,16 +1,15 @@
 """Text to token ids and back, with offsets that rebuild an answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from os.path import commonprefix
-from typing import Any
 
 import torch
 from jaxtyping import Int
-from jinja2 import Environment
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lm_polygraph_asmi.host.prompts import prompt_token_ids
 from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions, decode
 from lm_polygraph_asmi.inputs import Prompt
 
@@ -18,71 +17,21 @@ CONTEXT = 4
 """Prompt tokens decoded with the answer: some tokenizers drop a space at the start."""
 
 
-def rendered(
-    tokenizer: Any,
-    prompt: Prompt,
-    template: Mapping[str, Any] | None = None,
-    add_generation_prompt: bool = True,
-) -> str:
-    """The prompt as one text; messages as the chat template writes them.
-
-    Args:
-        tokenizer: with the chat template.
-        prompt: a text, or messages.
-        template: what the chat template gets beside the messages, as of `Request`.
-        add_generation_prompt: whether what begins an answer follows the messages.
-
-    Raises:
-        ValueError: no chat template; one that raises, or does not read what it gets.
-    """
-    if isinstance(prompt, str):
-        return prompt
-    if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(
-            "the prompt is a list of messages, but this tokenizer has no chat template: pass the "
-            "prompt as text"
-        )
-    options = dict(template or {})
-    options |= options.pop("chat_template_kwargs", {})
-    try:
-        names = template_names(tokenizer, options.get("tools"))
-        if unread := [name for name in options if name not in names]:
-            raise ValueError(
-                f"it does not read {unread[0]!r}, so the model would not see it. Leave it out, or "
-                "use the chat template of the system that wrote the answer"
-            )
-        messages = [dict(message) for message in prompt]
-        options |= {"add_generation_prompt": add_generation_prompt, "tokenize": False}
-        return str(tokenizer.apply_chat_template(messages, **options))
-    except Exception as error:  # a template may raise any
-        raise ValueError(f"the chat template does not support these messages: {error}") from error
-
-
-def template_names(tokenizer: Any, tools: Any = None) -> set[str]:
-    """Names that the chat template uses, but for those that it sets itself."""
-    tokens = Environment().lex(tokenizer.get_chat_template(tools=tools))
-    names = [value for _, kind, value in tokens if kind == "name"]
-    return {*names} - {name for before, name in pairwise(names) if before == "set"}
-
-
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str | None = None
 ) -> Int[Tensor, " P"]:
-    """Token ids of a prompt, (P,).
+    """Token ids of a prompt that an answer can follow, (P,); arguments as of `prompt_token_ids`.
 
-    `text`: of messages, if they are `rendered` already. Raises ValueError: as `rendered`; a prompt
-    without a token; a tokenizer that appends its end token to every text.
+    Raises ValueError: as `rendered`; a prompt without a token; a tokenizer that appends its end
+    token to every text.
     """
-    if isinstance(prompt, str):
-        ids, end = tokenizer(prompt)["input_ids"], tokenizer.eos_token
-        if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not prompt.endswith(str(end)):
-            raise ValueError(
-                f"the tokenizer appends its end token {end!r} to the prompt, so no answer could "
-                "follow: load the tokenizer with add_eos_token=False"
-            )
-    else:
-        text = rendered(tokenizer, prompt) if text is None else text
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids, end = prompt_token_ids(tokenizer, prompt, text), tokenizer.eos_token
+    ended = isinstance(prompt, str) and len(ids) > 1 and ids[-1] == tokenizer.eos_token_id
+    if ended and not str(prompt).endswith(str(end)):
+        raise ValueError(
+            f"the tokenizer appends its end token {end!r} to the prompt, so no answer could "
+            "follow: load the tokenizer with add_eos_token=False"
+        )
     if not ids:
         raise ValueError(
             "the prompt has no token, so nothing predicts the answer's first token: pass a prompt, "

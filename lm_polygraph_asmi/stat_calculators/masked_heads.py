@@ -84,7 +84,7 @@ class MaskedHeadsCalculator(StatCalculator):
         for row, (text, tokens) in enumerate(
             zip(texts, require(dependencies, "greedy_tokens"), strict=True)
         ):
-            prompt = prompt_ids(model, text, row, dependencies)
+            prompt = prompt_ids(model, text, dependencies, row)
             response = list(map(int, stop_conditions.response(tokens, len(texts))))
             at_depths = self.engine.score(transformer, prompt, response, depths=self.depths)
             example = by_name(at_depths)

@@ -34,13 +34,15 @@ def attach_imports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`attach` for the names that a package imports from its modules below `if TYPE_CHECKING`.
 
-    So type checkers and programs read the same list.
+    So type checkers and programs read the same list. Names for others are imported as `NAME as
+    NAME`: strict type checkers refuse the rest to users, so they are left out here, too.
     """
     tree = ast.parse(inspect.getsource(sys.modules[package]))
     blocks = (node for node in tree.body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
-    names = {
-        str(node.module).removeprefix(f"{package}."): " ".join(alias.name for alias in node.names)
-        for node in imports
-    }
+    names: dict[str, str] = {}
+    for node in imports:
+        module = str(node.module).removeprefix(f"{package}.")
+        public = [alias.name for alias in node.names if alias.asname == alias.name]
+        names[module] = " ".join([names.get(module, ""), *public])
     return attach(package, names)

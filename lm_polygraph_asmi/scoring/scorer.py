@@ -139,16 +139,16 @@ class Scorer:
             gate, diversity, notes = self._gate(given)
         ids, warnings = stats.tokens.tolist(), [*given.warnings, *notes]
         given = given._replace(warnings=warnings)
-        answer, offsets = self._answer(given, ids, stats.settings.to_dict(), stats.likeliest)
-        tokens = tokens_of(stats, answer.scored_text, offsets, gate, self.tokenizer)
+        scored, offsets = self._answer(given, ids, stats.settings.to_dict(), stats.likeliest)
+        tokens = tokens_of(stats, scored.scored_text, offsets, gate, self.tokenizer)
         return Score(
-            score=aggregate([t.u for t in tokens[: answer.counted]], config.aggregation),
+            score=aggregate([t.u for t in tokens[: scored.counted]], config.aggregation),
             tokens=tuple(tokens),
-            msp=-float(np.sum(stats.log_likelihood[: answer.counted])),
+            msp=-float(np.sum(stats.log_likelihood[: scored.counted])),
             diversity=diversity,
             gate=gate if config.method == "adapt" else None,
             seconds=stats.unmasked_seconds + stats.masked_seconds,
-            **vars(answer),
+            **vars(scored),
         )
 
     def score_many(

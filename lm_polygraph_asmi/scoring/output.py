@@ -110,18 +110,24 @@ def score_file(
 
 
 def record_of(
-    row: Row, outcome: Outcome, names: Iterable[str], known: Mapping[str, str] | None = None
+    row: Row, outcome: Outcome, names: Iterable[str], fingerprints: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A row with its result or error; `known`: `fingerprints` to be saved with the settings."""
+    """A written row: the input's fields, then those of the result, or the error.
+
+    Args:
+        names: fields of the result that are written.
+        fingerprints: hashes of model and tokenizer (`Scorer.known_fingerprints`), which are
+            written among the settings.
+    """
     record, result = {"row": row.number, "correct": None, **row.content}, outcome.result
     if result is None:
         return record | {"error": outcome.error}
-    content = replace(result, settings=result.settings | (known or {})).to_dict()
+    content = replace(result, settings=result.settings | (fingerprints or {})).to_dict()
     return record | {name: content[name] for name in names if name in content}
 
 
 def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: Any) -> set[int]:
-    """Numbers of the rows that have a result in the file, from which others are removed."""
+    """Numbers of the rows that have a result in the file; written rows without one are removed."""
     contents, done = {row.number: row.content for row in rows}, set[int]()
 
     def kept(record: dict[str, Any]) -> bool:
@@ -163,10 +169,10 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
 
 
 class Output:
-    """A file of results that grows by a line of JSON for each row.
+    """A file of results, to which each finished row adds a line of JSON.
 
-    JSON lines grow in place; a Parquet file is made at the end, of the lines in FILE.partial. Rows
-    that are done again stand at the end.
+    A .jsonl file has the lines itself. For a Parquet file, they are collected in FILE.partial, of
+    which it is made at the end. A row that is scored again is added at the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -174,7 +180,7 @@ class Output:
         self.lines = path if path.suffix.lower() in LINES else partial_of(path)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The rows that are written, but for a last one that was cut, which is done again."""
+        """The written rows. A last line that was cut is left out: its row is scored again."""
         with self.lines.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:

@@ -43,10 +43,11 @@ def prompt_tokens(
 def answer_tokens(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, prompt_ids: Sequence[int], answer: str
 ) -> tuple[list[int], bool]:
-    """Token ids of an answer after its prompt; whether they are those that follow it in one text.
+    """Token ids of an answer's text, and whether they follow the prompt's in one text.
 
-    After a chat template, or if the tokenizer would merge the end of the prompt and the start of
-    the answer into one token, the answer is tokenized separately.
+    After a text, prompt and answer are tokenized together, and the tokens after the prompt's are
+    the answer's. That fails if the tokenizer merges the end of the prompt and the start of the
+    answer into one token. Then, and after a chat, the answer is tokenized alone.
     """
     if isinstance(prompt, str):
         both = tokenizer(prompt + answer)["input_ids"]
@@ -62,12 +63,15 @@ def possible_answers(
     prompt_ids: Sequence[int],
     text: str,
 ) -> tuple[list[list[int]], bool]:
-    """Token ids of an answer's text with each end that generation may give it.
+    """All ways in which generation may end an answer's text, as token ids.
 
-    An end is an end token after the text, or a stop string: tokenized together with the text, so
-    that the last token may hold both, such as ".\\n", or after it. A text that has an end already
-    is the only one. `Engine.score` takes the most probable. And whether the tokens are those that
-    follow the prompt in one text, as of `answer_tokens`.
+    The text is followed by one of the end tokens, or by one of the stop strings. A stop string is
+    tokenized in two ways: after the text, and together with it, since one token may hold the end
+    of both, such as ".\\n". A text that has an end already is returned alone. `Engine.score` scores
+    the most probable of them.
+
+    Returns:
+        The answers, and whether their tokens follow the prompt's in one text (`answer_tokens`).
     """
     ids, follows = answer_tokens(tokenizer, prompt, prompt_ids, text)
     if ids and conditions.closes(ids):
@@ -78,10 +82,10 @@ def possible_answers(
         together, _ = answer_tokens(tokenizer, prompt, prompt_ids, text + stop)
         apart = [*ids, *tokenizer(stop, add_special_tokens=False)["input_ids"]]
         ways = [(each, decoded(tokenizer, prompt_ids, each)[1]) for each in (together, apart)]
-        # A tokenizer may add a space before the stop string: only if there is no other way.
+        # A tokenizer may put a space before the stop string. Such a way counts if no other is left.
         exact = [each for each, whole in ways if whole == written + stop]
         ended += exact or [each for each, whole in ways if whole.endswith(stop)]
-    # Generation ends at the shorter of two answers that begin alike.
+    # Of two answers that begin alike, generation would have ended at the shorter one.
     first: list[list[int]] = []
     for one in sorted(ended, key=len):
         if not any(one[: len(shorter)] == shorter for shorter in first):
@@ -92,10 +96,10 @@ def possible_answers(
 def spans(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """An answer as text, and the characters (start, end) of each token.
+    """An answer as text, special tokens included, and the characters (start, end) of each token.
 
-    The spans are contiguous and cover the text. A character of several tokens belongs to the last;
-    the others have empty spans. Special tokens are part of the text.
+    The spans are contiguous and cover the text. A character that is made of several tokens belongs
+    to the last of them, and the spans of the others are empty.
     """
     context, text = decoded(tokenizer, prompt_ids, answer_ids)
     before = decode(tokenizer, context)
@@ -108,9 +112,12 @@ def spans(
 def decoded(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> tuple[list[int], str]:
-    """The prompt's last tokens that were decoded with an answer, and its text."""
+    """The text of an answer, and before it the tokens of the prompt that were decoded with it.
+
+    There are none if the answer changes how the prompt's last tokens decode.
+    """
     context = list(prompt_ids[-CONTEXT:])
     before, text = (decode(tokenizer, ids) for ids in (context, [*context, *answer_ids]))
     if text.startswith(before):
         return context, text[len(before) :]
-    return [], decode(tokenizer, answer_ids)  # it changes how the prompt's last tokens decode
+    return [], decode(tokenizer, answer_ids)

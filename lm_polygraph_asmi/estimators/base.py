@@ -116,9 +116,9 @@ class MaskedHeadsEstimator(Estimator):
         return np.array(scores)
 
     def _check_settings(self, actual: dict[str, Any]) -> None:
-        expected = self.config.to_dict("masks") | operating_point(
-            actual["num_heads"], self.config.num_masks, self.config.mask_rate
-        )._asdict()  # fmt: skip
+        config = self.config
+        derived = operating_point(actual["num_heads"], config.num_masks, config.mask_rate)
+        expected = config.to_dict("masks") | derived._asdict()
         expected.pop("depth")  # by which they were found
         different = {k: v for k, v in expected.items() if actual[k] != v}
         if different:

@@ -153,9 +153,14 @@ class _OwnStreams:
         """Tokens of each row, with the one that ends it."""
 
     def sample(
-        self, model: Any, input_ids: Tensor, logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList, generation_config: Any, **arguments: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: Any,
+        **arguments: Any,
+    ) -> Any:
         """transformers' sampling, which passes its own processors and criteria."""
         generation_config.do_sample = False  # takes the only token that `_choose` leaves
         processors = LogitsProcessorList([*logits_processor, self._choose])

@@ -29,7 +29,7 @@ DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
 
 
 def fields_of(kind: type) -> dict[str, str]:
-    """Fields that a result, `Score` or `Decision`, has in a row -> types of their columns."""
+    """Fields of a result, `Score` or `Decision`, in a written row -> types of their columns."""
     kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
     types = {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
     return types | dict.fromkeys(("signals", "ids", "digest", "error"), "string")
@@ -213,7 +213,7 @@ class Output:
                 partial.unlink(missing_ok=True)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add a row: its whole line, or nothing."""
+        """Add a row. If its line cannot be written whole, nothing of it remains."""
         line, written = f"{to_json(record, str)}\n".encode(), 0
         with self._named(), self.lines.open("ab", buffering=0) as file:
             start = file.seek(0, 2)
@@ -233,7 +233,7 @@ class Output:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """What cannot be written is an error that says where the finished rows are."""
+        """Turn an error of writing into one that says where the finished rows are."""
         try:
             yield
         except OSError as error:

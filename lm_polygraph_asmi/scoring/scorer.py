@@ -321,8 +321,9 @@ class Scorer:
     ) -> list[str]:
         """A warning if the model itself writes the text of an answer, but in other tokens.
 
-        Then its own answer, scored as tokens, has another score than its text. Only where the most
-        likely token begins the rest of the text does the model go on to write it.
+        Then the answer as the model wrote it has another score than its text. The model may only do
+        so if its most likely token, at the first place where it differs, begins the rest of the
+        text. There it writes the rest, which is compared.
         """
         differ = (n for n, pair in enumerate(zip(ids, likeliest, strict=True)) if len({*pair}) > 1)
         at = next(differ, len(ids))
@@ -421,10 +422,11 @@ def score(
             strings is added; or token ids, scored unchanged. None: the model's greedy answer.
         tokenizer: required with a transformers model; not allowed with a name.
         config: the settings.
-        **settings: fields of `ASMIConfig` that override it; those of `Scorer`, too; and what the
-            chat template gets beside messages: `tools`, `documents`, `chat_template_kwargs`.
-        samples: method "adapt" only: sampled answers. None: sampled at temperature 0.5; they
-            depend only on prompt and `seed`.
+        **settings: fields of `ASMIConfig`, which override `config`; arguments of `Scorer`; and
+            what the chat template gets beside messages (`tools`, `documents`,
+            `chat_template_kwargs`).
+        samples: method "adapt" only: sampled answers. None: drawn as a benchmark run at
+            temperature 0.5 draws them, which depends only on the prompt and `seed`.
 
     Source: the paper's Sem-ASMI by default; `method` selects ASMI or Adapt-ASMI.
 

@@ -104,8 +104,10 @@ class MaskedHeadsCalculator(StatCalculator):
                         "A prompt has %r at character %d, which the tokenizer reads as a control "
                         "token: %r. Others may follow, which are not named. If it is text, change "
                         "the data; chats go in as texts, with instruct=true.",
-                        token, start, text[max(0, start - 20) : start + 20],
-                    )  # fmt: skip
+                        token,
+                        start,
+                        text[max(0, start - 20) : start + 20],
+                    )
                     return
 
 

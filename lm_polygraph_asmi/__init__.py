@@ -13,20 +13,18 @@ __version__ = "0.4.0"
 if TYPE_CHECKING:
     from lm_polygraph_asmi.config import ASMIConfig as ASMIConfig
     from lm_polygraph_asmi.decisions.calibration import Calibration as Calibration
-    from lm_polygraph_asmi.decisions.decider import Decider as Decider
-    from lm_polygraph_asmi.decisions.decider import decide as decide
+    from lm_polygraph_asmi.decisions.decider import Decider as Decider, decide as decide
     from lm_polygraph_asmi.decisions.decision import Decision as Decision
-    from lm_polygraph_asmi.estimators import ASMI as ASMI
-    from lm_polygraph_asmi.estimators import AdaptASMI as AdaptASMI
-    from lm_polygraph_asmi.estimators import SemASMI as SemASMI
+    from lm_polygraph_asmi.estimators import (
+        ASMI as ASMI,
+        AdaptASMI as AdaptASMI,
+        SemASMI as SemASMI,
+    )
     from lm_polygraph_asmi.scoring.output import score_file as score_file
     from lm_polygraph_asmi.scoring.result import Score as Score
-    from lm_polygraph_asmi.scoring.scorer import Scorer as Scorer
-    from lm_polygraph_asmi.scoring.scorer import score as score
+    from lm_polygraph_asmi.scoring.scorer import Scorer as Scorer, score as score
     from lm_polygraph_asmi.stat_calculators.registration import (
         available_stat_calculators as available_stat_calculators,
-    )
-    from lm_polygraph_asmi.stat_calculators.registration import (
         estimate_uncertainty as estimate_uncertainty,
     )
 else:  # on first use: only then torch or LM-Polygraph is imported

@@ -40,9 +40,10 @@ def attach_imports(
     tree = ast.parse(inspect.getsource(sys.modules[package]))
     blocks = (node for node in tree.body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
-    names: dict[str, str] = {}
-    for node in imports:
-        module = str(node.module).removeprefix(f"{package}.")
-        public = [alias.name for alias in node.names if alias.asname == alias.name]
-        names[module] = " ".join([names.get(module, ""), *public])
+    names = {
+        str(node.module).removeprefix(f"{package}."): " ".join(
+            alias.name for alias in node.names if alias.asname == alias.name
+        )
+        for node in imports
+    }
     return attach(package, names)

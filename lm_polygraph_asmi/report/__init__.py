@@ -11,8 +11,7 @@ from lm_polygraph_asmi.lazy import attach_imports
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.report.item import MissingItem as MissingItem
-    from lm_polygraph_asmi.report.item import ReportItem as ReportItem
+    from lm_polygraph_asmi.report.item import MissingItem as MissingItem, ReportItem as ReportItem
     from lm_polygraph_asmi.report.writing import build_report as build_report
 else:  # on first use: a table in a terminal needs no figures
     __getattr__, __dir__, __all__ = attach_imports(__name__)

@@ -17,7 +17,12 @@ def attach(
         names: module, below the package, or after a dot beside it -> its names, by blanks.
     """
     module_of = {name: f".{m}" for m, listed in names.items() for name in listed.split()}
+    return _attached(package, module_of)
 
+
+def _attached(
+    package: str, module_of: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     def imported(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -40,10 +45,8 @@ def attach_imports(
     tree = ast.parse(inspect.getsource(sys.modules[package]))
     blocks = (node for node in tree.body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
-    names = {
-        str(node.module).removeprefix(f"{package}."): " ".join(
-            alias.name for alias in node.names if alias.asname == alias.name
-        )
-        for node in imports
-    }
-    return attach(package, names)
+    names: dict[str, str] = {}
+    for node in imports:
+        public = [alias.name for alias in node.names if alias.asname == alias.name]
+        names |= dict.fromkeys(public, str(node.module))
+    return _attached(package, names)

@@ -4,20 +4,29 @@ ASMI masks attention heads at one layer, scores the same answer under each mask,
 far the resulting next-token distributions disagree.
 """
 
-from lm_polygraph_asmi.lazy import attach
+from typing import TYPE_CHECKING
+
+from lm_polygraph_asmi.lazy import attach_imports
 
 __version__ = "0.4.0"
 
-# Imported on first use: only then torch or LM-Polygraph is imported. The stub has the same names.
-__getattr__, __dir__, __all__ = attach(__name__, {
-    "config": "ASMIConfig",
-    "decisions.calibration": "Calibration",
-    "decisions.decider": "Decider decide",
-    "decisions.decision": "Decision",
-    "estimators": "ASMI AdaptASMI SemASMI",
-    "scoring.result": "Score",
-    "scoring.scorer": "Scorer score",
-    "scoring.output": "score_file",
-    "stat_calculators.registration": "available_stat_calculators estimate_uncertainty",
-})  # fmt: skip
-__all__ += ["__version__"]
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.config import ASMIConfig as ASMIConfig
+    from lm_polygraph_asmi.decisions.calibration import Calibration as Calibration
+    from lm_polygraph_asmi.decisions.decider import Decider as Decider, decide as decide
+    from lm_polygraph_asmi.decisions.decision import Decision as Decision
+    from lm_polygraph_asmi.estimators import (
+        ASMI as ASMI,
+        AdaptASMI as AdaptASMI,
+        SemASMI as SemASMI,
+    )
+    from lm_polygraph_asmi.scoring.output import score_file as score_file
+    from lm_polygraph_asmi.scoring.result import Score as Score
+    from lm_polygraph_asmi.scoring.scorer import Scorer as Scorer, score as score
+    from lm_polygraph_asmi.stat_calculators.registration import (
+        available_stat_calculators as available_stat_calculators,
+        estimate_uncertainty as estimate_uncertainty,
+    )
+else:  # on first use: only then torch or LM-Polygraph is imported
+    __getattr__, __dir__, __all__ = attach_imports(__name__)
+    __all__ += ["__version__"]

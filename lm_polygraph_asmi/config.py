@@ -298,6 +298,13 @@ class ASMIConfig:
             if of["label"]
         ]
 
+    def counted(self, tokens: int, closed: bool) -> int:
+        """How many tokens of an answer the score is made of: all, or all but one that closes it.
+
+        The only token of an answer counts. `closed`: whether the last ends the answer.
+        """
+        return tokens - (closed and not self.closing_token and tokens > 1)
+
     def label(self, symbol: str) -> str:
         """Readable name: always depth and K, other settings where they are not the default."""
         parts = [f"{100 * self.depth:g}%", f"K={self.top_k}", *self.describe()]

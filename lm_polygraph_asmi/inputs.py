@@ -173,6 +173,11 @@ class Request(NamedTuple):
         )
 
 
+def as_chat(text: str) -> list[dict[str, Any]]:
+    """A text as the message of a user, which LM-Polygraph makes of a prompt for instruct models."""
+    return [{"role": "user", "content": text}]
+
+
 def parse_row(row: Any) -> dict[str, Any]:
     """The arguments of `parse_request` that a row has: a text, or an object with fields of `ROW`.
 

@@ -14,15 +14,15 @@ def attach(
     """`__getattr__`, `__dir__` and `__all__` of a package.
 
     Args:
-        names: module, below the package, or in full beside it -> its names, by blanks.
+        names: module, below the package, or after a dot beside it -> its names, by blanks.
     """
-    beside = f".{package.rpartition('.')[0]}."
-    module_of = {
-        name: f".{m}".replace(beside, "..")
-        for m, listed in names.items()
-        for name in listed.split()
-    }
+    module_of = {name: f".{m}" for m, listed in names.items() for name in listed.split()}
+    return _attached(package, module_of)
 
+
+def _attached(
+    package: str, module_of: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     def imported(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -39,13 +39,14 @@ def attach_imports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`attach` for the names that a package imports from its modules below `if TYPE_CHECKING`.
 
-    So type checkers and programs read the same list.
+    So type checkers and programs read the same list. Names for others are imported as `NAME as
+    NAME`: strict type checkers refuse the rest to users, so they are left out here, too.
     """
     tree = ast.parse(inspect.getsource(sys.modules[package]))
     blocks = (node for node in tree.body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
-    names = {
-        str(node.module).removeprefix(f"{package}."): " ".join(alias.name for alias in node.names)
-        for node in imports
-    }
-    return attach(package, names)
+    names: dict[str, str] = {}
+    for node in imports:
+        public = [alias.name for alias in node.names if alias.asname == alias.name]
+        names |= dict.fromkeys(public, str(node.module))
+    return _attached(package, names)

@@ -121,9 +121,9 @@ def test_imports_point_one_way(subpackage):
 
 def test_the_core_finds_heads_in_two_places_alone():
     """Names in strings, as `importlib` takes them, are imports too."""
-    for file in ROOT.rglob("*.py*"):
+    for file in ROOT.rglob("*.py"):
         own = str(file.relative_to(ROOT))
-        if not own.startswith("heads/") and file.suffix in (".py", ".pyi"):
+        if not own.startswith("heads/"):
             assert (f"{PACKAGE}.heads" in file.read_text()) == (own in ENTRANCES), own
 
 
@@ -191,9 +191,6 @@ def test_public_names():
         "SemASMI", "__version__", "available_stat_calculators", "decide", "estimate_uncertainty",
         "score", "score_file",
     }  # fmt: skip
-    stub = ast.parse((ROOT / "__init__.pyi").read_text())
-    typed = {n.names[0].name: n.module for n in stub.body if isinstance(n, ast.ImportFrom)}
-    assert {*typed, "__version__"} == set(lm_polygraph_asmi.__all__)
     for name in lm_polygraph_asmi.__all__:
         assert getattr(lm_polygraph_asmi, name)
     with pytest.raises(AttributeError, match="TokenASMI"):

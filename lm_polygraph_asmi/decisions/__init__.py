@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 
 from lm_polygraph_asmi.lazy import attach_imports
 
-# isort: skip_file
-
 if TYPE_CHECKING:
     from lm_polygraph_asmi.analysis.risk_control import (
         RiskThreshold as RiskThreshold,

@@ -106,9 +106,8 @@ class MaskedHeadsEstimator(Estimator):
             self._check_settings(masked["settings"])
             example = masked | {name: values[row] for name, values in others.items()}
             tokens = self._token_scores(example)
-            closing = example["asmi_closing"] and not self.config.closing_token
-            counted = tokens[:-1] if closing and len(tokens) > 1 else tokens
-            scores.append(aggregate(counted, self.config.aggregation))
+            counted = self.config.counted(len(tokens), example["asmi_closing"])
+            scores.append(aggregate(tokens[:counted], self.config.aggregation))
         if not np.isfinite(scores).all():
             raise ValueError(
                 f"expected finite scores from {self}, got {scores}: the run stops, because "
@@ -117,9 +116,9 @@ class MaskedHeadsEstimator(Estimator):
         return np.array(scores)
 
     def _check_settings(self, actual: dict[str, Any]) -> None:
-        expected = self.config.to_dict("masks") | operating_point(
-            actual["num_heads"], self.config.num_masks, self.config.mask_rate
-        )._asdict()  # fmt: skip
+        config = self.config
+        derived = operating_point(actual["num_heads"], config.num_masks, config.mask_rate)
+        expected = config.to_dict("masks") | derived._asdict()
         expected.pop("depth")  # by which they were found
         different = {k: v for k, v in expected.items() if actual[k] != v}
         if different:

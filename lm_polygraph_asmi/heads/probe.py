@@ -31,6 +31,7 @@ from lm_polygraph_asmi.core.model.memory import in_chunks
 from lm_polygraph_asmi.heads.analysis.heads import head_criticality
 from lm_polygraph_asmi.heads.analysis.probe import COUNT, NUMBERS, ablations, extremes
 from lm_polygraph_asmi.host.loading import load_named
+from lm_polygraph_asmi.inputs import as_chat
 from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 
@@ -84,7 +85,7 @@ def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
     for row, (text, tokens, length, likelihood) in enumerate(
         zip(*(run.stats[name] for name in names), strict=True)
     ):
-        prompt = prompt_tokens(tokenizer, [{"role": "user", "content": text}] if chat else text)
+        prompt = prompt_tokens(tokenizer, as_chat(text) if chat else text)
         if len(prompt) != length:
             raise ValueError(
                 f"prompt {row} of {run.path} has {length} tokens in the run, {len(prompt)} with "

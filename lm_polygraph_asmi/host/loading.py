@@ -59,10 +59,13 @@ def load_model(
         )
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            device_map=device_map, attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code, **kwargs,
-        )  # fmt: skip
+            model_path,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            **kwargs,
+        )
     except OSError as error:
         raise OSError(f"cannot load the model {model_path}: files are missing. {error}") from error
     except SafetensorError as error:

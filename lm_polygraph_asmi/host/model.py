@@ -73,16 +73,18 @@ def check_greedy(model: "Model") -> None:
         )
 
 
-def prompt_ids(model: "Model", text: str, row: int, stats: Mapping[str, Any]) -> Int[Tensor, " P"]:
+def prompt_ids(
+    model: "Model", text: str, batch: Mapping[str, Any] | None = None, row: int = 0
+) -> Int[Tensor, " P"]:
     """Token ids of one prompt, unpadded.
 
-    LM-Polygraph's `input_tokens` are padded rows without a mask, and the id of the padding may be
-    that of another special token. So the prompt is tokenized again on its own, with the chat
-    template, and compared.
+    `batch`: statistics of the batch in which the prompt is the `row`-th. Its `input_tokens` are
+    padded rows without a mask, and the id of the padding may be that of another special token. So
+    the prompt is tokenized again on its own, with the chat template, and compared.
     """
     ids = model.tokenize([text])["input_ids"][0]
-    if "input_tokens" in stats:
-        padded = torch.as_tensor(stats["input_tokens"][row])
+    if batch is not None and "input_tokens" in batch:
+        padded = torch.as_tensor(batch["input_tokens"][row])
         if not (padded[-len(ids) :].equal(ids) or padded[: len(ids)].equal(ids)):
             raise ValueError(
                 f"prompt {row} of the batch has other token ids alone than in its batch, so ASMI "

@@ -1,10 +1,14 @@
-"""All samples of a prompt in one generation, each with a random generator of its own."""
+"""All samples of a prompt in one generation, each with a random generator of its own.
 
-from collections.abc import Iterator
+Runs and single scores draw here, so that they have the same samples.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from functools import partial
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -17,81 +21,126 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.core.model.forwards import with_cache
 from lm_polygraph_asmi.core.model.memory import in_chunks
 from lm_polygraph_asmi.core.model.structure import row_of
 
+Result = TypeVar("Result")
+
 _KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
 """Kinds of cached layers that hold nothing else."""
+
+
+class Row(NamedTuple):
+    """One sample in the output of a generation."""
+
+    out: Any  # what `generate` returned for the batch
+    number: int  # of the row in it
+    sequence: Int[Tensor, " N"]  # ids of prompt and sample, off the device
+    length: int  # tokens of the sample, with the one that ends it
+    # States of the prompt's tokens but the last, (1, P - 1, D) each; None: in `out`, or not kept.
+    prompt_states: tuple[Tensor, ...] | None
+
+
+def seeds_of(prompt: Sequence[int], seed: int, count: int) -> list[int]:
+    """A seed for each of `count` samples, from the prompt's token ids and the sample's number."""
+    return [example_seed(seed, [*prompt, number]) for number in range(count)]
+
+
+def draw(
+    generate: Callable[..., Any],
+    model: PreTrainedModel,
+    prompt: Int[Tensor, "1 P"],
+    seeds: list[int],
+    read: Callable[[Row], Result],
+    states: bool = False,
+) -> list[Result]:
+    """A sample of the prompt for each seed, which depends on no other sample.
+
+    A model whose class has not been tested draws them one by one, and reads the prompt for each:
+    some answer otherwise in a batch, or after a part of the prompt.
+
+    Args:
+        generate: transformers' `generate` of the model, with the settings of sampling.
+        model: the transformers model.
+        read: what is kept of each sample.
+        states: whether `read` needs the prompt's hidden states.
+    """
+    tested = (row_of(model) or {}).get("heads") == "by name"
+    cache, before = _run_prompt(model, prompt, states) if tested else (None, None)
+
+    def draw_some(some: list[int]) -> list[Result]:
+        rows = prompt.expand(len(some), -1)
+        batch = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
+        if cache is not None:
+            own = deepcopy(cache)
+            own.batch_repeat_interleave(len(some))
+            batch |= with_cache(model, own)
+        loop = _OwnStreams(some, prompt.device)
+        out = generate(**batch, custom_generate=loop.sample, return_dict_in_generate=True)
+        sequences, start = out.sequences.cpu(), prompt.shape[1]
+        return [
+            read(Row(out, number, sequences[number, : start + length], length, before))
+            for number, length in enumerate(loop.lengths)
+        ]
+
+    return [*chain.from_iterable(in_chunks(draw_some, seeds, len(seeds) if tested else 1))]
+
+
+def _run_prompt(
+    model: PreTrainedModel, prompt: Int[Tensor, "1 P"], states: bool
+) -> tuple[DynamicCache | None, tuple[Tensor, ...] | None]:
+    """Keys and values of all tokens but the last, which generation runs; with `states`, also their
+    hidden states.
+
+    None if the model keeps anything else: then each generation runs the prompt.
+    """
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    plain = all(type(layer) in _KEYS_AND_VALUES for layer in cache.layers)
+    if not plain or prompt.shape[1] == 1:
+        return None, None
+    given = {"logits_to_keep": 1, "output_hidden_states": states}
+    with torch.no_grad():
+        out = model(prompt[:, :-1], **with_cache(model, cache), **given)
+    if cache.get_seq_length() == 0:  # the model knows no cache
+        return None, None
+    return cache, out.hidden_states
 
 
 class DrawnAtOnce:
     """A model of LM-Polygraph, around `inner`, that draws all samples of a prompt at its first call
     of `generate` and returns one per call.
 
-    The statistics of each are then LM-Polygraph's own, as those of a sample drawn by itself. A
-    model whose class has not been tested draws them one by one, and reads the prompt for each: some
-    answer otherwise in a batch, or after a part of the prompt.
+    The statistics of each are then LM-Polygraph's own, as those of a sample drawn by itself.
     """
 
     def __init__(self, model: Any, inner: PreTrainedModel, seeds: list[int]) -> None:
         self._model, self._inner, self._seeds = model, inner, seeds
         self._drawn: Iterator[SimpleNamespace] | None = None
-        config: Any = model.model.config
         # The only layer whose states LM-Polygraph reads.
-        self._middle = getattr(config, "text_config", config).num_hidden_layers // 2
+        self._middle = inner.config.get_text_config().num_hidden_layers // 2
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def generate(self, **arguments: Any) -> SimpleNamespace:
+    def generate(self, input_ids: Int[Tensor, "1 P"], **arguments: Any) -> SimpleNamespace:
         if self._drawn is None:
-            self._drawn = self._draw(**arguments)
+            generate = partial(self._model.generate, **arguments)
+            drawn = draw(generate, self._inner, input_ids, self._seeds, self._cut, True)
+            self._drawn = iter(drawn)
         return next(self._drawn)
 
-    def _draw(self, input_ids: Int[Tensor, "1 P"], **arguments: Any) -> Iterator[SimpleNamespace]:
-        tested = (row_of(self._inner) or {}).get("heads") == "by name"
-        cache, states = self._run_prompt(input_ids) if tested else (None, [])
-
-        def draw(seeds: list[int]) -> list[SimpleNamespace]:
-            rows = input_ids.expand(len(seeds), -1)
-            batch = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
-            if cache is not None:
-                own = deepcopy(cache)
-                own.batch_repeat_interleave(len(seeds))
-                batch |= with_cache(self._inner, own)
-            loop = _OwnStreams(seeds, input_ids.device)
-            out = self._model.generate(**arguments | batch, custom_generate=loop.sample)
-            return [self._cut(out, row, length, states) for row, length in enumerate(loop.lengths)]
-
-        return chain.from_iterable(in_chunks(draw, self._seeds, len(self._seeds) if tested else 1))
-
-    def _run_prompt(self, prompt: Int[Tensor, "1 P"]) -> tuple[DynamicCache | None, list[Tensor]]:
-        """Keys and values of all tokens but the last, which generation runs; their middle states.
-
-        None if the model keeps anything else: then each generation runs the prompt.
-        """
-        cache = DynamicCache(config=self._inner.config.get_text_config(decoder=True))
-        plain = all(type(layer) in _KEYS_AND_VALUES for layer in cache.layers)
-        if not plain or prompt.shape[1] == 1:
-            return None, []
-        given = {"logits_to_keep": 1, "output_hidden_states": True}
-        with torch.no_grad():
-            out = self._inner(prompt[:, :-1], **with_cache(self._inner, cache), **given)
-        if cache.get_seq_length() == 0:  # the model knows no cache
-            return None, []
-        return cache, [out.hidden_states[self._middle].cpu()]
-
-    def _cut(self, out: Any, row: int, length: int, states: list[Tensor]) -> SimpleNamespace:
+    def _cut(self, row: "Row") -> SimpleNamespace:
         """What generation returns for one row of a batch alone, off the device."""
-        own = slice(row, row + 1)
-        end = out.sequences.shape[1] - len(out.scores) + length
-        steps = [step[self._middle][own].cpu() for step in out.hidden_states[:length]]
-        steps[0] = torch.cat([*states, steps[0]], dim=1)  # of the whole prompt
+        out, own, middle = row.out, slice(row.number, row.number + 1), self._middle
+        steps = [step[middle][own].cpu() for step in out.hidden_states[: row.length]]
+        if row.prompt_states is not None:
+            steps[0] = torch.cat([row.prompt_states[middle].cpu(), steps[0]], dim=1)
         return SimpleNamespace(
-            sequences=out.sequences[own, :end].cpu(),
-            scores=[step[own].cpu() for step in out.scores[:length]],
-            hidden_states=[{self._middle: step} for step in steps],
+            sequences=row.sequence[None],
+            scores=[step[own].cpu() for step in out.scores[: row.length]],
+            hidden_states=[{middle: step} for step in steps],
         )
 
 
@@ -104,9 +153,14 @@ class _OwnStreams:
         """Tokens of each row, with the one that ends it."""
 
     def sample(
-        self, model: Any, input_ids: Tensor, logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList, generation_config: Any, **arguments: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: Any,
+        **arguments: Any,
+    ) -> Any:
         """transformers' sampling, which passes its own processors and criteria."""
         generation_config.do_sample = False  # takes the only token that `_choose` leaves
         processors = LogitsProcessorList([*logits_processor, self._choose])

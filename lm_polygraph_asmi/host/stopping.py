@@ -108,10 +108,11 @@ class StopConditions:
         return text[:start]
 
     def response(self, tokens: Sequence[int], batch_size: int) -> list[int]:
-        """The tokens of a generated row, as in a batch of one.
+        """The tokens of a generated row up to its own end.
 
-        In a larger batch, an ended row is padded until the longest row ends. LM-Polygraph keeps
-        this padding as if it were generated, unless the row ended at `tokenizer.eos_token_id`.
+        In a batch of several, a row that has ended is padded until the longest one ends.
+        LM-Polygraph keeps this padding as if it were generated, unless the row ended at
+        `tokenizer.eos_token_id`.
         """
         lengths = range(1, len(tokens)) if batch_size > 1 else ()
         ended = (length for length in lengths if self.closes(tokens[:length]))
@@ -120,18 +121,19 @@ class StopConditions:
     def embedded(
         self, samples: Sequence[Sequence[int]], gate_token: str, max_new_tokens: int
     ) -> list[list[int]]:
-        """Sampled answers up to the token that the gate embeds, without those of no token.
+        """Sampled answers up to the token whose hidden state stands for them in div(x).
 
-        An end token is dropped first, as in LM-Polygraph's `sample_tokens`. "second_last" is the
-        token before the last generated one, which is the last that generation ran through the
-        model; nothing remains of an answer of one token, and the prompt's last token is embedded.
-        Samples of `max_new_tokens` were cut off; others may or may not have an end token.
+        LM-Polygraph drops the end token of a sample, so it is dropped here, too. Samples without
+        another token are left out. With `gate_token` "last", all tokens remain. With "second_last",
+        the last generated token goes, which generation never ran through the model. If that was
+        the end token, it is gone already. Nothing remains of a sample of one generated token: then
+        the prompt's last token is embedded.
         """
         without_end = [ids[:-1] if ids and ids[-1] in self.end_ids else ids for ids in samples]
         answers = [list(ids) for ids in without_end if len(ids)]
         if gate_token == "last":
             return answers
-        # A shorter answer without a stop string had an end token, which was the last one.
+        # All others ended at an end token, which has been dropped.
         return [
             ids[:-1] if len(ids) == max_new_tokens or self._ends_stop_string(ids) else ids
             for ids in answers

@@ -6,13 +6,14 @@ import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.core.model.structure import context_window
 from lm_polygraph_asmi.host.loading import load_tokenizer
+from lm_polygraph_asmi.host.prompts import prompt_token_ids
+from lm_polygraph_asmi.inputs import as_chat
 
 _CONFIG_ARGUMENTS = ("revision", "gguf_file", "trust_remote_code", "cache_dir", "token")
 _SPECIAL_TOKENS = 8
@@ -56,10 +57,8 @@ class Window(NamedTuple):
 
     def count(self, prompt: str) -> int:
         """Number of the prompt's tokens, as LM-Polygraph makes them."""
-        from lm_polygraph.utils.model import WhiteboxModel
-
-        host: Any = SimpleNamespace(tokenizer=_tokenizer(self.model), instruct=self.instruct)
-        return int(WhiteboxModel.tokenize(host, [prompt])["input_ids"].shape[1])
+        given = as_chat(prompt) if self.instruct else prompt
+        return len(prompt_token_ids(_tokenizer(self.model), given))
 
 
 def read_window(model: Mapping[str, Any], instruct: bool, maps: bool = False) -> Window:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 from lm_polygraph_asmi.lazy import attach_imports
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 
-# ruff: noqa: F401 (names for others)
-
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.report.item import MissingItem, ReportItem
-    from lm_polygraph_asmi.report.writing import build_report
+    from lm_polygraph_asmi.report.item import MissingItem as MissingItem, ReportItem as ReportItem
+    from lm_polygraph_asmi.report.writing import build_report as build_report
 else:  # on first use: a table in a terminal needs no figures
     __getattr__, __dir__, __all__ = attach_imports(__name__)
     __all__ += ["RunGroup", "load_run_groups"]

@@ -7,10 +7,10 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
+from lm_polygraph_asmi.host.prompts import rendered, template_names
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions, decode
 from lm_polygraph_asmi.inputs import Messages, Request, texts_of
-from lm_polygraph_asmi.scoring.text import rendered, template_names
 from lm_polygraph_asmi.validation import is_unspaced
 
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
@@ -30,10 +30,10 @@ MEANT_FOR_THE_MODEL = re.compile(
 def special_warnings(
     special: SpecialTokens, ends: Collection[int], request: Request, written: str
 ) -> list[str]:
-    """Warnings about special tokens that are spelled out in texts: their names and places.
+    """Warnings about special tokens that are spelled out in texts, with their places.
 
-    An end token at the end of an answer or sample is its end. Texts of messages that the prompt as
-    `written` lacks have none.
+    Of an end token that ends an answer or a sample, there is no warning: it is meant. Nor is there
+    one of a text that the chat template has left out of the prompt, which is `written`.
     """
     warnings = []
     for name, text in request.texts():
@@ -121,7 +121,8 @@ def _missing_header(tokenizer: Any, request: Request, written: str) -> str:
 def _left_out(messages: Messages, written: str) -> list[str]:
     """Names of the texts that the template has not written, as "content of message 1 (system)".
 
-    What is found is taken away, the longest and latest first: no text hides an earlier one.
+    What is found is taken out of the prompt before the next text is sought, so that one place does
+    not count for two texts. The longest texts come first, and of equally long ones the last.
     """
     rest, missing = _squeezed(written), set()
     texts = {name: text for name, text in texts_of(messages) if MEANT_FOR_THE_MODEL.fullmatch(name)}
@@ -175,7 +176,8 @@ def answer_warnings(
 def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> str | None:
     """Warning if the answer starts with its prompt or the end of it, such as "<think>", or None.
 
-    Words that go on, as in a list, are none: the end is a mark such as "Answer:", or a whole line.
+    An answer may begin with words that end the prompt, as in a list. So only a repeated mark, such
+    as "Answer:", or a repeated whole line counts.
     """
     special, start = {*tokenizer.all_special_ids}, answer.lstrip().casefold()
     parts = groupby(prompt_ids, key=special.__contains__)

@@ -1,7 +1,9 @@
 """Generate answers: one greedy, or several sampled."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,14 +15,18 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.core.model import scoring_session
 from lm_polygraph_asmi.core.model.devices import execution_device
 from lm_polygraph_asmi.core.model.structure import context_window
+from lm_polygraph_asmi.host.samples import draw, seeds_of
 from lm_polygraph_asmi.host.stopping import StopConditions
 
 TEMPERATURE = 0.5
 """Of sampled answers, the paper's."""
+SAMPLING = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 50, "top_p": 1.0}
+"""Settings of sampled answers: LM-Polygraph's, but for the temperature."""
+SHORTEST = 2
+"""Tokens that a sampled answer has at least, in LM-Polygraph."""
 
 
 @dataclass
@@ -32,35 +38,48 @@ class Generation:
 
     def greedy(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> list[int]:
         """The greedy answer."""
-        return self._generate(prompt_ids, max_new_tokens, do_sample=False)[0]
+        ids = self._on_device(prompt_ids)
+        generate = self._generate_with(ids, max_new_tokens, 0, do_sample=False)
+        with scoring_session(self.model):
+            sequences = generate(input_ids=ids, attention_mask=torch.ones_like(ids))
+        return self._answer(sequences[0, len(prompt_ids) :])
 
     def sampled(
         self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, count: int, seed: int
     ) -> list[list[int]]:
-        """`count` answers at temperature 0.5; they depend only on prompt and seed."""
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
-            torch.manual_seed(example_seed(seed, prompt_ids.tolist()))
-            sampling = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 50, "top_p": 1.0}
-            return self._generate(
-                prompt_ids, max_new_tokens, num_return_sequences=count, **sampling
-            )
+        """`count` answers, the same as those of a run with this seed and `TEMPERATURE`."""
+        ids, seeds = self._on_device(prompt_ids), seeds_of(prompt_ids.tolist(), seed, count)
+        generate = self._generate_with(ids, max_new_tokens, SHORTEST, **SAMPLING)
+        with scoring_session(self.model):
+            rows = draw(generate, self.model, ids, seeds, lambda row: row.sequence)
+        return [self._answer(row[len(prompt_ids) :]) for row in rows]
 
-    def _generate(
-        self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, **options: Any
-    ) -> list[list[int]]:
-        """Answers of the model, each including the tokens that ended it."""
-        length, window = len(prompt_ids), context_window(self.model.config)
+    def _answer(self, ids: Int[Tensor, " T"]) -> list[int]:
+        """The answer in what was generated after a prompt."""
+        return self.stop_conditions.response(ids.tolist(), batch_size=2)
+
+    def _on_device(self, prompt_ids: Int[Tensor, " P"]) -> Int[Tensor, "1 P"]:
+        return prompt_ids[None].to(execution_device(self.model.get_input_embeddings()))
+
+    def _generate_with(
+        self, prompt: Int[Tensor, "1 P"], most: int, least: int, **options: Any
+    ) -> Callable[..., Any]:
+        """transformers' `generate` with all its settings, for answers of `least` to `most` tokens.
+
+        Raises ValueError: the prompt fills the context window.
+        """
+        length, window = prompt.shape[1], context_window(self.model.config)
         if window is not None and window <= length:
             raise ValueError(
                 f"expected a prompt shorter than the model's context window {window}, got {length} "
                 "tokens"
             )
         ends = sorted(self.stop_conditions.end_ids)
+        most = most if window is None else min(most, window - length)
         # All generation settings are set here; a model's own config may sample.
         config = GenerationConfig(
-            max_new_tokens=max_new_tokens
-            if window is None
-            else min(max_new_tokens, window - length),
+            max_new_tokens=most,
+            min_new_tokens=min(least, most),
             num_beams=1,
             repetition_penalty=1.0,
             eos_token_id=ends or None,
@@ -79,13 +98,5 @@ class Generation:
         # other threads: the copy shares all modules.
         model: Any = copy.copy(self.model)
         model.generation_config = config
-        ids = prompt_ids[None].to(execution_device(self.model.get_input_embeddings()))
-        with scoring_session(self.model):
-            sequences = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=config,
-                stopping_criteria=StoppingCriteriaList([ended]),
-            )
-        rows = sequences[:, length:].tolist()
-        return [self.stop_conditions.response(row, batch_size=2) for row in rows]
+        stops = StoppingCriteriaList([ended])
+        return partial(model.generate, generation_config=config, stopping_criteria=stops)

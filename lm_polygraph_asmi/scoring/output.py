@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from lm_polygraph_asmi.files import locked, parse_json, partial_of, to_json
+from lm_polygraph_asmi.inputs import as_chat
 from lm_polygraph_asmi.scoring.rows import (
     Outcome,
     Row,
@@ -28,7 +29,7 @@ DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
 
 
 def fields_of(kind: type) -> dict[str, str]:
-    """Fields that a result, `Score` or `Decision`, has in a row -> types of their columns."""
+    """Fields of a result, `Score` or `Decision`, in a written row -> types of their columns."""
     kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
     types = {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
     return types | dict.fromkeys(("signals", "ids", "digest", "error"), "string")
@@ -109,18 +110,24 @@ def score_file(
 
 
 def record_of(
-    row: Row, outcome: Outcome, names: Iterable[str], known: Mapping[str, str] | None = None
+    row: Row, outcome: Outcome, names: Iterable[str], fingerprints: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A row with its result or error; `known`: `fingerprints` to be saved with the settings."""
+    """A written row: the input's fields, then those of the result, or the error.
+
+    Args:
+        names: fields of the result that are written.
+        fingerprints: hashes of model and tokenizer (`Scorer.known_fingerprints`), which are
+            written among the settings.
+    """
     record, result = {"row": row.number, "correct": None, **row.content}, outcome.result
     if result is None:
         return record | {"error": outcome.error}
-    content = replace(result, settings=result.settings | (known or {})).to_dict()
+    content = replace(result, settings=result.settings | (fingerprints or {})).to_dict()
     return record | {name: content[name] for name in names if name in content}
 
 
 def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: Any) -> set[int]:
-    """Numbers of the rows that have a result in the file, from which others are removed."""
+    """Numbers of the rows that have a result in the file; written rows without one are removed."""
     contents, done = {row.number: row.content for row in rows}, set[int]()
 
     def kept(record: dict[str, Any]) -> bool:
@@ -155,17 +162,17 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
     except ValueError:
         return False
     return (
-        record["prompt"] in (request.prompt, [{"role": "user", "content": request.prompt}])
+        record["prompt"] in (request.prompt, as_chat(str(request.prompt)))
         and request.answer in (None, record["answer"])
         and record["settings"].get("template", {}) == request.template
     )
 
 
 class Output:
-    """A file of results that grows by a line of JSON for each row.
+    """A file of results, to which each finished row adds a line of JSON.
 
-    JSON lines grow in place; a Parquet file is made at the end, of the lines in FILE.partial. Rows
-    that are done again stand at the end.
+    A .jsonl file has the lines itself. For a Parquet file, they are collected in FILE.partial, of
+    which it is made at the end. A row that is scored again is added at the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,7 +180,7 @@ class Output:
         self.lines = path if path.suffix.lower() in LINES else partial_of(path)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The rows that are written, but for a last one that was cut, which is done again."""
+        """The written rows. A last line that was cut is left out: its row is scored again."""
         with self.lines.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
@@ -206,7 +213,7 @@ class Output:
                 partial.unlink(missing_ok=True)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add a row: its whole line, or nothing."""
+        """Add a row. If its line cannot be written whole, nothing of it remains."""
         line, written = f"{to_json(record, str)}\n".encode(), 0
         with self._named(), self.lines.open("ab", buffering=0) as file:
             start = file.seek(0, 2)
@@ -226,7 +233,7 @@ class Output:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """What cannot be written is an error that says where the finished rows are."""
+        """Turn an error of writing into one that says where the finished rows are."""
         try:
             yield
         except OSError as error:

@@ -72,7 +72,7 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
 def found_of(
     find: Callable[[PreTrainedTokenizerBase], Found], tokenizer: PreTrainedTokenizerBase
 ) -> Found:
-    """What is found of a tokenizer, once as long as it stays the same."""
+    """`find(tokenizer)`, which is called again only after the tokenizer has changed."""
     return cast("Found", _found(find, tokenizer, tokenizer_state(tokenizer)))
 
 

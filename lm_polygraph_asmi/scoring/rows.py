@@ -6,13 +6,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from lm_polygraph_asmi.inputs import Request, parse_request, parse_row
+from lm_polygraph_asmi.inputs import Request, as_chat, parse_request, parse_row
 from lm_polygraph_asmi.scoring.sheet import is_sheet
 from lm_polygraph_asmi.tables import LINES, SEPARATORS, TABLES, Row, read_table, text_of_file
 from lm_polygraph_asmi.validation import check_one_of
 
 ROW_ERRORS = (ValueError, FloatingPointError)
-"""Errors of a row, its content or its numbers; others are ours, or the machine's."""
+"""Errors of one row: its content, or its numbers. All others end the scoring of rows."""
 _JSON_ROW = r"""[\[{].*["'](prompt|messages)["']\s*:"""
 TEXTS = ("", ".txt", ".md", ".prompt")
 """Suffixes of files whose text is one prompt."""
@@ -46,7 +46,7 @@ class Rows(Protocol):
 def outcomes(
     run: Callable[..., Any], rows: Iterable[Any], on_error: str, id_field: str
 ) -> Iterator[Outcome]:
-    """Outcomes of rows as they arrive; `run`: of what `parse_row` finds in one."""
+    """Outcomes of rows as they arrive; `run` scores what `parse_row` finds in a row."""
     check_one_of("on_error", on_error, ("return", "raise"))
     for index, row in enumerate(rows):
         row_id = row.get(id_field) if isinstance(row, Mapping) else None
@@ -86,8 +86,8 @@ def checked(row: Row) -> Row:
 
 def in_chat(content: Mapping[str, Any]) -> dict[str, Any]:
     """A row's content with a text prompt as chat messages."""
-    chat = [{"role": "user", "content": content.get("prompt")}]
-    return {**content, "prompt": chat} if isinstance(content.get("prompt"), str) else dict(content)
+    prompt = content.get("prompt")
+    return {**content, "prompt": as_chat(prompt)} if isinstance(prompt, str) else dict(content)
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:

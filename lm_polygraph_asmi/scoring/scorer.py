@@ -24,12 +24,13 @@ from lm_polygraph_asmi.core.model import (
 from lm_polygraph_asmi.core.scores import aggregate, discount
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
+from lm_polygraph_asmi.host.prompts import rendered
 from lm_polygraph_asmi.host.releases import warn_of_untested
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions
-from lm_polygraph_asmi.inputs import TEMPLATE, Answer, Prompt, Request, parse_request
+from lm_polygraph_asmi.inputs import TEMPLATE, Answer, Prompt, Request, as_chat, parse_request
 from lm_polygraph_asmi.scoring.advice import answer_warnings, special_warnings, template_warnings
-from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
+from lm_polygraph_asmi.scoring.answer import ScoredAnswer, UnmaskedAnswer
 from lm_polygraph_asmi.scoring.generation import TEMPERATURE, Generation
 from lm_polygraph_asmi.scoring.own_tokenizer import (
     check_tokenizer,
@@ -46,7 +47,6 @@ from lm_polygraph_asmi.scoring.text import (
     decoded,
     possible_answers,
     prompt_tokens,
-    rendered,
     spans,
 )
 from lm_polygraph_asmi.scoring.tokens import tokens_of
@@ -139,17 +139,16 @@ class Scorer:
             gate, diversity, notes = self._gate(given)
         ids, warnings = stats.tokens.tolist(), [*given.warnings, *notes]
         given = given._replace(warnings=warnings)
-        described, offsets = self._described(given, ids, stats.settings.to_dict(), stats.likeliest)
-        tokens = tokens_of(stats, described["scored_text"], offsets, gate, self.tokenizer)
-        counted = described["counted"]
+        scored, offsets = self._answer(given, ids, stats.settings.to_dict(), stats.likeliest)
+        tokens = tokens_of(stats, scored.scored_text, offsets, gate, self.tokenizer)
         return Score(
-            score=aggregate([t.u for t in tokens[:counted]], config.aggregation),
+            score=aggregate([t.u for t in tokens[: scored.counted]], config.aggregation),
             tokens=tuple(tokens),
-            msp=-float(np.sum(stats.log_likelihood[:counted])),
+            msp=-float(np.sum(stats.log_likelihood[: scored.counted])),
             diversity=diversity,
             gate=gate if config.method == "adapt" else None,
             seconds=stats.unmasked_seconds + stats.masked_seconds,
-            **described,
+            **vars(scored),
         )
 
     def score_many(
@@ -192,8 +191,8 @@ class Scorer:
             stats = self._engine.read(self.model, given.prompt_ids, *given.answers)
             settings = self._engine.settings(self.model).to_dict()
         ids = stats.pop("tokens").tolist()
-        described, _ = self._described(given, ids, settings, stats.pop("likeliest"))
-        tokens = {name: values[: described["counted"]] for name, values in stats.items()}
+        read, _ = self._answer(given, ids, settings, stats.pop("likeliest"))
+        tokens = {name: values[: read.counted] for name, values in stats.items()}
         hidden, features = tokens.pop("hidden"), {}
         if states:
             features = {
@@ -202,7 +201,7 @@ class Scorer:
                 "hidden last": hidden[-1],
             }
         signals = unmasked_signals(**tokens)
-        return UnmaskedAnswer(signals=signals, features=features, **described)
+        return UnmaskedAnswer(signals=signals, features=features, **vars(read))
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the current weights; and of tokenizer, chat template and end tokens.
@@ -254,7 +253,7 @@ class Scorer:
         conditions, state = self._conditions, tokenizer_state(self.tokenizer)
         special, tokenizer = found_of(SpecialTokens, self.tokenizer), unshared(self.tokenizer)
         if self._instruct and isinstance(request.prompt, str):  # as LM-Polygraph
-            request = request._replace(prompt=[{"role": "user", "content": request.prompt}])
+            request = request._replace(prompt=as_chat(request.prompt))
         written = rendered(tokenizer, request.prompt, request.template)
         prompt_ids = prompt_tokens(tokenizer, request.prompt, written)
         before, follows = prompt_ids.tolist(), True
@@ -276,14 +275,14 @@ class Scorer:
             )
         return Given(request, prompt_ids, answers, follows, [*request.notes, *warnings], state)
 
-    def _described(
+    def _answer(
         self,
         given: Given,
         ids: Sequence[int],
         settings: Mapping[str, Any],
         likeliest: np.ndarray | None,
-    ) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-        """Texts, warnings and settings of an answer, and the characters of each token of `ids`.
+    ) -> tuple[ScoredAnswer, list[tuple[int, int]]]:
+        """The answer of the tokens `ids`, and the characters (start, end) of each in its text.
 
         `likeliest`: the model's most likely tokens, (T,); None: unknown.
         """
@@ -301,32 +300,30 @@ class Scorer:
             about += self._written_otherwise(given.prompt_ids, ids, likeliest.tolist(), content)
         if answer is None:
             answer = content
-        drops = not self.config.closing_token and len(ids) > 1 and self._conditions.closes(ids)
-        return (
-            {
-                "prompt": prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
-                "answer": answer if isinstance(answer, str) else list(ids),
-                "scored_text": text,
-                "ids": tuple(ids),
-                "counted": len(ids) - drops,  # all, or all but the closing one
-                "settings": {**settings, **self._score_settings(request)},
-                "model": str(self.model.config.name_or_path or ""),
-                "warnings": (*given.warnings, *about),
-                "content_end": len(content),
-                "ending": text[len(content) :],
-                "answered": bool(content.strip()),
-                "prompt_tokens": len(before),
-            },
-            offsets,
+        scored = ScoredAnswer(
+            prompt=prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
+            answer=answer if isinstance(answer, str) else list(ids),
+            scored_text=text,
+            ids=tuple(ids),
+            counted=self.config.counted(len(ids), self._conditions.closes(ids)),
+            settings={**settings, **self._score_settings(request)},
+            model=str(self.model.config.name_or_path or ""),
+            warnings=(*given.warnings, *about),
+            content_end=len(content),
+            ending=text[len(content) :],
+            answered=bool(content.strip()),
+            prompt_tokens=len(before),
         )
+        return scored, offsets
 
     def _written_otherwise(
         self, prompt_ids: Tensor, ids: Sequence[int], likeliest: Sequence[int], content: str
     ) -> list[str]:
         """A warning if the model itself writes the text of an answer, but in other tokens.
 
-        Then its own answer, scored as tokens, has another score than its text. Only where the most
-        likely token begins the rest of the text does the model go on to write it.
+        Then the answer as the model wrote it has another score than its text. The model may only do
+        so if its most likely token, at the first place where it differs, begins the rest of the
+        text. There it writes the rest, which is compared.
         """
         differ = (n for n, pair in enumerate(zip(ids, likeliest, strict=True)) if len({*pair}) > 1)
         at = next(differ, len(ids))
@@ -425,10 +422,11 @@ def score(
             strings is added; or token ids, scored unchanged. None: the model's greedy answer.
         tokenizer: required with a transformers model; not allowed with a name.
         config: the settings.
-        **settings: fields of `ASMIConfig` that override it; those of `Scorer`, too; and what the
-            chat template gets beside messages: `tools`, `documents`, `chat_template_kwargs`.
-        samples: method "adapt" only: sampled answers. None: sampled at temperature 0.5; they
-            depend only on prompt and `seed`.
+        **settings: fields of `ASMIConfig`, which override `config`; arguments of `Scorer`; and
+            what the chat template gets beside messages (`tools`, `documents`,
+            `chat_template_kwargs`).
+        samples: method "adapt" only: sampled answers. None: drawn as a benchmark run at
+            temperature 0.5 draws them, which depends only on the prompt and `seed`.
 
     Source: the paper's Sem-ASMI by default; `method` selects ASMI or Adapt-ASMI.
 

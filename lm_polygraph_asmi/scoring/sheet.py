@@ -1,8 +1,8 @@
 """Sheets of labels: what a person needs to label answers, in a CSV that any spreadsheet opens.
 
 A sheet is joined to its scores by `key` alone, whose letters no spreadsheet changes. Prompts,
-answers and signals in it are for people: whatever a spreadsheet does to them has no effect, but for
-texts that are those of another key, since then a person has moved the keys.
+answers and signals in it are for people, and a spreadsheet may change them. Only one thing is
+checked: a key beside the prompt and the answer of another key has been moved by a person.
 """
 
 import csv
@@ -24,7 +24,7 @@ RANK = "rank by "
 LONGEST = 30_000
 """Characters of a cell: a spreadsheet has room for 32,767, and breaks a longer cell in two."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""With what a formula begins, which a spreadsheet would compute."""
+"""Characters with which a formula begins; a spreadsheet would compute it."""
 
 
 def key_of(record: Mapping[str, Any]) -> str:
@@ -82,7 +82,7 @@ def _shown(content: Any) -> str:
 
 
 def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Labels of a sheet by key, of `READ`; empty for a row without one.
+    """The columns `READ` of a sheet by key; a row without a label has none of them.
 
     `records`: the scored rows. Raises ValueError, naming the row: a key that is missing, unknown,
     seen before, or beside the prompt and answer of another key; a column whose name is nearly that
@@ -111,7 +111,8 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> dict[s
         shown[key] = _letters(row.content)
         labels[key] = {n: row.content[n] for n in READ if row.content.get(n) is not None}
     every, elsewhere = {*texts.values()}, {*shown.values()}
-    for key, found in shown.items():  # while its own texts are beside another key, too
+    # A key was moved only if its own texts stand beside another key; else texts were changed.
+    for key, found in shown.items():
         if found != texts[key] and all(found) and found in every and texts[key] in elsewhere:
             raise ValueError(
                 f"{path}, row {known[key]}: prompt and answer are those of another key: undo what "

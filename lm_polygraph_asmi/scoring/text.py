@@ -1,16 +1,15 @@
 """Text to token ids and back, with offsets that rebuild an answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from os.path import commonprefix
-from typing import Any
 
 import torch
 from jaxtyping import Int
-from jinja2 import Environment
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lm_polygraph_asmi.host.prompts import prompt_token_ids
 from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions, decode
 from lm_polygraph_asmi.inputs import Prompt
 
@@ -18,71 +17,21 @@ CONTEXT = 4
 """Prompt tokens decoded with the answer: some tokenizers drop a space at the start."""
 
 
-def rendered(
-    tokenizer: Any,
-    prompt: Prompt,
-    template: Mapping[str, Any] | None = None,
-    add_generation_prompt: bool = True,
-) -> str:
-    """The prompt as one text; messages as the chat template writes them.
-
-    Args:
-        tokenizer: with the chat template.
-        prompt: a text, or messages.
-        template: what the chat template gets beside the messages, as of `Request`.
-        add_generation_prompt: whether what begins an answer follows the messages.
-
-    Raises:
-        ValueError: no chat template; one that raises, or does not read what it gets.
-    """
-    if isinstance(prompt, str):
-        return prompt
-    if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(
-            "the prompt is a list of messages, but this tokenizer has no chat template: pass the "
-            "prompt as text"
-        )
-    options = dict(template or {})
-    options |= options.pop("chat_template_kwargs", {})
-    try:
-        names = template_names(tokenizer, options.get("tools"))
-        if unread := [name for name in options if name not in names]:
-            raise ValueError(
-                f"it does not read {unread[0]!r}, so the model would not see it. Leave it out, or "
-                "use the chat template of the system that wrote the answer"
-            )
-        messages = [dict(message) for message in prompt]
-        options |= {"add_generation_prompt": add_generation_prompt, "tokenize": False}
-        return str(tokenizer.apply_chat_template(messages, **options))
-    except Exception as error:  # a template may raise any
-        raise ValueError(f"the chat template does not support these messages: {error}") from error
-
-
-def template_names(tokenizer: Any, tools: Any = None) -> set[str]:
-    """Names that the chat template uses, but for those that it sets itself."""
-    tokens = Environment().lex(tokenizer.get_chat_template(tools=tools))
-    names = [value for _, kind, value in tokens if kind == "name"]
-    return {*names} - {name for before, name in pairwise(names) if before == "set"}
-
-
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str | None = None
 ) -> Int[Tensor, " P"]:
-    """Token ids of a prompt, (P,).
+    """Token ids of a prompt that an answer can follow, (P,); arguments as of `prompt_token_ids`.
 
-    `text`: of messages, if they are `rendered` already. Raises ValueError: as `rendered`; a prompt
-    without a token; a tokenizer that appends its end token to every text.
+    Raises ValueError: as `rendered`; a prompt without a token; a tokenizer that appends its end
+    token to every text.
     """
-    if isinstance(prompt, str):
-        ids, end = tokenizer(prompt)["input_ids"], tokenizer.eos_token
-        if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not prompt.endswith(str(end)):
-            raise ValueError(
-                f"the tokenizer appends its end token {end!r} to the prompt, so no answer could "
-                "follow: load the tokenizer with add_eos_token=False"
-            )
-    else:
-        text = rendered(tokenizer, prompt) if text is None else text
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids, end = prompt_token_ids(tokenizer, prompt, text), tokenizer.eos_token
+    ended = isinstance(prompt, str) and len(ids) > 1 and ids[-1] == tokenizer.eos_token_id
+    if ended and not str(prompt).endswith(str(end)):
+        raise ValueError(
+            f"the tokenizer appends its end token {end!r} to the prompt, so no answer could "
+            "follow: load the tokenizer with add_eos_token=False"
+        )
     if not ids:
         raise ValueError(
             "the prompt has no token, so nothing predicts the answer's first token: pass a prompt, "
@@ -94,10 +43,11 @@ def prompt_tokens(
 def answer_tokens(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, prompt_ids: Sequence[int], answer: str
 ) -> tuple[list[int], bool]:
-    """Token ids of an answer after its prompt; whether they are those that follow it in one text.
+    """Token ids of an answer's text, and whether they follow the prompt's in one text.
 
-    After a chat template, or if the tokenizer would merge the end of the prompt and the start of
-    the answer into one token, the answer is tokenized separately.
+    After a text, prompt and answer are tokenized together, and the tokens after the prompt's are
+    the answer's. That fails if the tokenizer merges the end of the prompt and the start of the
+    answer into one token. Then, and after a chat, the answer is tokenized alone.
     """
     if isinstance(prompt, str):
         both = tokenizer(prompt + answer)["input_ids"]
@@ -113,12 +63,15 @@ def possible_answers(
     prompt_ids: Sequence[int],
     text: str,
 ) -> tuple[list[list[int]], bool]:
-    """Token ids of an answer's text with each end that generation may give it.
+    """All ways in which generation may end an answer's text, as token ids.
 
-    An end is an end token after the text, or a stop string: tokenized together with the text, so
-    that the last token may hold both, such as ".\\n", or after it. A text that has an end already
-    is the only one. `Engine.score` takes the most probable. And whether the tokens are those that
-    follow the prompt in one text, as of `answer_tokens`.
+    The text is followed by one of the end tokens, or by one of the stop strings. A stop string is
+    tokenized in two ways: after the text, and together with it, since one token may hold the end
+    of both, such as ".\\n". A text that has an end already is returned alone. `Engine.score` scores
+    the most probable of them.
+
+    Returns:
+        The answers, and whether their tokens follow the prompt's in one text (`answer_tokens`).
     """
     ids, follows = answer_tokens(tokenizer, prompt, prompt_ids, text)
     if ids and conditions.closes(ids):
@@ -129,10 +82,10 @@ def possible_answers(
         together, _ = answer_tokens(tokenizer, prompt, prompt_ids, text + stop)
         apart = [*ids, *tokenizer(stop, add_special_tokens=False)["input_ids"]]
         ways = [(each, decoded(tokenizer, prompt_ids, each)[1]) for each in (together, apart)]
-        # A tokenizer may add a space before the stop string: only if there is no other way.
+        # A tokenizer may put a space before the stop string. Such a way counts if no other is left.
         exact = [each for each, whole in ways if whole == written + stop]
         ended += exact or [each for each, whole in ways if whole.endswith(stop)]
-    # Generation ends at the shorter of two answers that begin alike.
+    # Of two answers that begin alike, generation would have ended at the shorter one.
     first: list[list[int]] = []
     for one in sorted(ended, key=len):
         if not any(one[: len(shorter)] == shorter for shorter in first):
@@ -143,10 +96,10 @@ def possible_answers(
 def spans(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """An answer as text, and the characters (start, end) of each token.
+    """An answer as text, special tokens included, and the characters (start, end) of each token.
 
-    The spans are contiguous and cover the text. A character of several tokens belongs to the last;
-    the others have empty spans. Special tokens are part of the text.
+    The spans are contiguous and cover the text. A character that is made of several tokens belongs
+    to the last of them, and the spans of the others are empty.
     """
     context, text = decoded(tokenizer, prompt_ids, answer_ids)
     before = decode(tokenizer, context)
@@ -159,9 +112,12 @@ def spans(
 def decoded(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> tuple[list[int], str]:
-    """The prompt's last tokens that were decoded with an answer, and its text."""
+    """The text of an answer, and before it the tokens of the prompt that were decoded with it.
+
+    There are none if the answer changes how the prompt's last tokens decode.
+    """
     context = list(prompt_ids[-CONTEXT:])
     before, text = (decode(tokenizer, ids) for ids in (context, [*context, *answer_ids]))
     if text.startswith(before):
         return context, text[len(before) :]
-    return [], decode(tokenizer, answer_ids)  # it changes how the prompt's last tokens decode
+    return [], decode(tokenizer, answer_ids)

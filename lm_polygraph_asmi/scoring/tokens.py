@@ -55,7 +55,14 @@ def tokens_of(
     gate: float,
     tokenizer: Any,
 ) -> list[Token]:
-    """Tokens from the engine's statistics; `gate`: 0 for ASMI, 1 for Sem-ASMI, else alpha(x)."""
+    """The tokens of an answer, from the engine's statistics.
+
+    Args:
+        answer: the scored text.
+        offsets: the characters (start, end) of each token in it.
+        gate: alpha, the weight of the semantic discount (`core.scores.discount`).
+        tokenizer: writes the subnetworks' other choices.
+    """
     ids = stats.tokens.tolist()
     numbers = zip(
         stats.mi.tolist(),

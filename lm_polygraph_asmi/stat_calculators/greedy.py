@@ -82,7 +82,7 @@ class SavedAnswersCalculator(StatCalculator):
             )
         tokens, answer, length = self.answers[text]
         transformer = causal_model(model)
-        prompt = prompt_ids(model, text, 0, {})
+        prompt = prompt_ids(model, text)
         if length not in (None, len(prompt)):
             raise ValueError(
                 f"expected a prompt of {length} tokens, as in {self.run}, got {len(prompt)}: "

@@ -84,7 +84,7 @@ class MaskedHeadsCalculator(StatCalculator):
         for row, (text, tokens) in enumerate(
             zip(texts, require(dependencies, "greedy_tokens"), strict=True)
         ):
-            prompt = prompt_ids(model, text, row, dependencies)
+            prompt = prompt_ids(model, text, dependencies, row)
             response = list(map(int, stop_conditions.response(tokens, len(texts))))
             at_depths = self.engine.score(transformer, prompt, response, depths=self.depths)
             example = by_name(at_depths)
@@ -104,8 +104,10 @@ class MaskedHeadsCalculator(StatCalculator):
                         "A prompt has %r at character %d, which the tokenizer reads as a control "
                         "token: %r. Others may follow, which are not named. If it is text, change "
                         "the data; chats go in as texts, with instruct=true.",
-                        token, start, text[max(0, start - 20) : start + 20],
-                    )  # fmt: skip
+                        token,
+                        start,
+                        text[max(0, start - 20) : start + 20],
+                    )
                     return
 
 

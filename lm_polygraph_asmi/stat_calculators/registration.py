@@ -57,11 +57,18 @@ def estimate_uncertainty(
     if not (ours or isinstance(model, lm_polygraph.WhiteboxModel)):
         return lm_polygraph.estimate_uncertainty(model, estimator, input_text, input_image)
     manager = lm_polygraph.UEManager(
-        lm_polygraph.Dataset([input_text], [""], 1), model, [estimator],
-        BuilderEnvironmentStatCalculator(model), available_stat_calculators([estimator]),
-        [], [], [], ignore_exceptions=False, verbose=False,
+        lm_polygraph.Dataset([input_text], [""], 1),
+        model,
+        [estimator],
+        BuilderEnvironmentStatCalculator(model),
+        available_stat_calculators([estimator]),
+        [],
+        [],
+        [],
+        ignore_exceptions=False,
+        verbose=False,
         max_new_tokens=model.generation_parameters.max_new_tokens,
-    )  # fmt: skip
+    )
     manager()
     return UncertaintyOutput(
         manager.estimations[estimator.level, str(estimator)][0],
@@ -135,13 +142,15 @@ def available_stat_calculators(
     sampling = StatCalculatorContainer(
         name="SamplingGenerationCalculator",
         builder="lm_polygraph_asmi.stat_calculators.sampling",
-        cfg=OmegaConf.create({
-            "samples_n": min(samples, default=ASMIConfig.num_samples),
-            "seed": configs[0].seed,
-            "result_cache": options.get("result_cache"),
-        }),
+        cfg=OmegaConf.create(
+            {
+                "samples_n": min(samples, default=ASMIConfig.num_samples),
+                "seed": configs[0].seed,
+                "result_cache": options.get("result_cache"),
+            }
+        ),
         stats=[*SamplingGenerationCalculator.meta_info()[0], "seconds_samples"],
-    )  # fmt: skip
+    )
     maps = any("attention_all" in estimator.stats_dependencies for estimator in estimators)
     return [
         *register_default_stat_calculators("Whitebox", output_attentions=maps),

@@ -70,7 +70,7 @@ class ResponseDiversityCalculator(StatCalculator):
                     numbers[-1],
                     len(samples),
                 )
-            prompt = prompt_ids(model, text, row, dependencies)
+            prompt = prompt_ids(model, text, dependencies, row)
             by_gate_token = diversity_of(
                 transformer, prompt, *responses, attention=self.attention, structure=self.structure
             )

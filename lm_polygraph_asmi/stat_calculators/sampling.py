@@ -10,9 +10,9 @@ from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.core.identity import model_key
-from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.core.model import attention_of, plain_model
-from lm_polygraph_asmi.host.samples import DrawnAtOnce
+from lm_polygraph_asmi.host.model import prompt_ids
+from lm_polygraph_asmi.host.samples import DrawnAtOnce, seeds_of
 from lm_polygraph_asmi.results.cache import ResultCache
 
 
@@ -51,7 +51,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _row(self, text: str, model: Model, max_new_tokens: int) -> dict[str, Any]:
-        prompt = model.tokenize([text])["input_ids"][0].tolist()
+        prompt = prompt_ids(model, text).tolist()
         key = (self._identify(model) if self.result_cache.folder else {}) | {
             "text": text,
             "prompt": prompt,
@@ -63,7 +63,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         row = self.result_cache.get(key)
         if row is None:
             start = time.perf_counter()
-            seeds = [example_seed(self.seed, [*prompt, i]) for i in range(self.samples_n)]
+            seeds = seeds_of(prompt, self.seed, self.samples_n)
             if model.model_type == "CausalLM":
                 model = DrawnAtOnce(model, plain_model(model.model), seeds)
             with torch.random.fork_rng(range(torch.cuda.device_count())):

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 import numpy as np
-from scipy.stats import norm
-from scipy.stats import t as student
+from scipy.stats import norm, t as student
 
 from lm_polygraph_asmi.analysis import Interval
 

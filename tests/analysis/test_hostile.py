@@ -14,8 +14,7 @@ import pandas as pd
 import pytest
 
 import lm_polygraph_asmi
-from lm_polygraph_asmi import analysis as a
-from lm_polygraph_asmi import decisions as d
+from lm_polygraph_asmi import analysis as a, decisions as d
 from lm_polygraph_asmi.analysis import Labelled, Sweep
 from lm_polygraph_asmi.decisions import fit, learned
 

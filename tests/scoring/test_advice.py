@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from lm_polygraph_asmi import score
+from lm_polygraph_asmi.host.prompts import rendered
 from lm_polygraph_asmi.inputs import parse_request
 from lm_polygraph_asmi.scoring import advice
 from lm_polygraph_asmi.scoring.advice import border_warning
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens, rendered
+from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens
 from tests.scoring.conftest import PROMPT, templated, user
 
 pytestmark = pytest.mark.usefixtures("unseen")

@@ -19,6 +19,8 @@ from lm_polygraph_asmi.core.model import attention_of
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.text import prompt_tokens
+from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests.model.test_device_map import state
 from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, ending_model, greedy, templated
 from tests.test_manager import TEXTS, manager
@@ -87,6 +89,8 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
                 at = "" if "gate_token" in settings else "_second_last"
                 assert found.diversity == pytest.approx(stats[f"asmi_diversity{at}"][row])
                 assert 0 < found.gate < 1
+                drawn = scorer.score(prompt, ids)  # the run's seed and temperature
+                assert (drawn.diversity, float(drawn)) == (found.diversity, float(found))
             else:
                 assert found.diversity is found.gate is None
     assert votes >= {(False, False), (True, True)}  # else the counts would show nothing
@@ -197,6 +201,28 @@ def test_a_given_answer_is_never_generated(model, tokenizer, monkeypatch):
     assert calls == ["apply_chat_template"] * 3
 
 
+@pytest.mark.parametrize("settings", [{}, {"seed": 3, "max_new_tokens": 2, "stop": "e"}], ids=str)
+def test_samples_are_those_of_a_run(ending, settings, monkeypatch):
+    """Also where a token that samples begin with is an end token, and comes too early."""
+    settings = {"method": "adapt", "max_new_tokens": 8} | settings
+    prompt, end = prompt_tokens(ending.tokenizer, PROMPT), ending.tokenizer.eos_token_id
+    first = Scorer(ending, **settings)._generation.sampled(prompt, 2, 1, 0)[0][0]
+    monkeypatch.setattr(ending.model.generation_config, "eos_token_id", [end, first])
+    stops = [settings["stop"]] if "stop" in settings else None
+    monkeypatch.setattr(ending.generation_parameters, "stop_strings", stops)
+    scorer = Scorer(ending, **settings)
+    count, seed, most = (
+        getattr(scorer.config, n) for n in ("num_samples", "seed", "max_new_tokens")
+    )
+    calculator = SeededSamplingCalculator(count, seed)
+    for text in (PROMPT, *TEXTS):
+        (saved,) = calculator({}, [text], ending, most)["sample_tokens"]
+        ids = prompt_tokens(scorer.tokenizer, text)
+        drawn = scorer._generation.sampled(ids, most, count, seed)
+        assert [ids[:-1] if ids[-1] == end else ids for ids in drawn] == saved
+        assert scorer.score(text, [5]).diversity == scorer.score(text, [5], saved).diversity
+
+
 def test_samples_follow_from_prompt_and_seed_and_have_no_end_token(ending, monkeypatch):
     drawn, embed = [], engine.response_embeddings
     monkeypatch.setattr(engine, "response_embeddings", lambda *a: drawn.append(a[2]) or embed(*a))
@@ -224,7 +250,7 @@ def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
     def spy(self, *args, generation_config, **kwargs):
         (stopping,) = kwargs["stopping_criteria"]
         answer = tokenizer("never said", return_tensors="pt", add_special_tokens=False)["input_ids"]
-        rows = torch.cat([torch.cat([args[0], answer], dim=1)] * 2)
+        rows = torch.cat([kwargs["input_ids"][:1], answer], dim=1).repeat(2, 1)
         rows[1, -1] = 7  # another last token
         ends = stopping(rows, None).tolist()
         seen.append((generation_config, self.generation_config.min_p, ends))
@@ -236,7 +262,7 @@ def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
     ((config, min_p, stops),) = seen
     assert (config.do_sample, config.temperature) == (True, 0.5)
     assert (config.top_k, config.top_p, min_p) == (50, 1.0, None)
-    assert (config.num_return_sequences, config.max_new_tokens) == (4, 3)
+    assert (config.min_new_tokens, config.max_new_tokens) == (2, 3)
     assert stops == [True, False]  # else all run on to the longest length
 
 

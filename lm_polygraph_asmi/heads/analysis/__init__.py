@@ -4,21 +4,19 @@ from typing import TYPE_CHECKING
 
 from lm_polygraph_asmi.lazy import attach_imports
 
-# ruff: noqa: F401 (names for others)
-
 if TYPE_CHECKING:
     from lm_polygraph_asmi.heads.analysis.coupling import (
-        Coupling,
-        criticality_coupling,
-        high_stratum,
-        sharpening,
+        Coupling as Coupling,
+        criticality_coupling as criticality_coupling,
+        high_stratum as high_stratum,
+        sharpening as sharpening,
     )
     from lm_polygraph_asmi.heads.analysis.heads import (
-        PermutationNull,
-        concentration,
-        head_criticality,
-        permutation_null,
+        PermutationNull as PermutationNull,
+        concentration as concentration,
+        head_criticality as head_criticality,
+        permutation_null as permutation_null,
     )
-    from lm_polygraph_asmi.heads.analysis.probe import flip_rates
+    from lm_polygraph_asmi.heads.analysis.probe import flip_rates as flip_rates
 else:  # on first use
     __getattr__, __dir__, __all__ = attach_imports(__name__)

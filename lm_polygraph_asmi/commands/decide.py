@@ -50,7 +50,7 @@ def decide(calibration: str, sample: int | None, **options: Any) -> None:
     """
     from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.decisions.decision import Decision
-    from lm_polygraph_asmi.decisions.rows import loadable
+    from lm_polygraph_asmi.scoring.provenance import loadable
     from lm_polygraph_asmi.scoring.signals import column_of
 
     work, loading, explicit = Work.of(options)

@@ -15,14 +15,14 @@ from jaxtyping import Bool, Float
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.decisions.decision import EMPTY, Decision, unit_of
+from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.files import read_json, write_whole
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count, short_hash
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.scoring.signals import LEARNED, signal_of
+from lm_polygraph_asmi.scoring.signals import LEARNED, signal_of, unit_of
 
 FORMAT = 11
 COMMAND = "`polygraph_asmi calibrate ROWS --risk RISK --out FILE.json`, or --run RUN for ROWS"

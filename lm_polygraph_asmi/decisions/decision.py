@@ -9,16 +9,11 @@ from rich.text import Text
 from lm_polygraph_asmi.scoring.page import Card, render, render_part, visible
 from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.scoring.signals import column_of, signal_of
+from lm_polygraph_asmi.scoring.signals import column_of, signal_of, unit_of
 
 EMPTY = "No decision: the answer is empty."
 """The `reason` for a blank answer, which is never accepted."""
 WORDS = {True: "accept", False: "abstain", None: "no decision"}
-
-
-def unit_of(signal: str) -> str:
-    """The unit of a signal, with a space before it; empty for a column, whose unit is unknown."""
-    return "" if column_of(signal)[0] else " nats"
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

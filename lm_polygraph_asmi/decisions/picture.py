@@ -14,8 +14,8 @@ import numpy as np
 from lm_polygraph_asmi.analysis.clusters import cluster_codes
 from lm_polygraph_asmi.analysis.risk_control import p_value, tests_of
 from lm_polygraph_asmi.decisions.calibration import Calibration, Sample
-from lm_polygraph_asmi.decisions.decision import unit_of
 from lm_polygraph_asmi.scoring.page import template
+from lm_polygraph_asmi.scoring.signals import unit_of
 
 SCALE = 10_000  # bounds are rounded up to 1 / SCALE
 STEPS = (0.01, 0.02, 0.05, 0.1, 0.2)

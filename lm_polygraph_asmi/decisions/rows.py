@@ -6,7 +6,6 @@ uncertainty, higher = more uncertain. "column:-NAME" is a confidence, higher = s
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,9 +31,9 @@ from lm_polygraph_asmi.decisions.labels import (
     with_labels,
 )
 from lm_polygraph_asmi.files import parse_json, to_json
-from lm_polygraph_asmi.inputs import LABELS, text_of
+from lm_polygraph_asmi.inputs import LABELS
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
+from lm_polygraph_asmi.scoring.provenance import NAMES, loadable, names_that_count
 from lm_polygraph_asmi.scoring.sheet import (
     RANK,
     is_sheet,
@@ -264,24 +263,6 @@ def answers_of(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
     return answers
 
 
-NOTHING_KNOWN = UnmaskedAnswer(
-    signals={},
-    prompt="",
-    answer="",
-    scored_text="",
-    answered=True,
-    ids=(),
-    counted=0,
-    settings={"closing_token": False},  # how the answer ends is unknown, too
-    model="",
-    warnings=(),
-    content_end=0,
-    ending="",
-    prompt_tokens=0,
-)
-"""An answer whose model, tokens and end are unknown."""
-
-
 def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
     """A row as an answer with the one signal; ValueError: it has no finite number."""
     name, sign = column_of(signal)
@@ -294,16 +275,7 @@ def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"column {name!r}: expected a number, got {value!r:.40}")
-    answer = content.get("answer")
-    return replace(
-        NOTHING_KNOWN,
-        signals={signal: sign * number},
-        prompt=content.get("prompt") or "",
-        answer=answer or "",
-        scored_text=text_of(answer),
-        answered=answer is None or bool(text_of(answer).strip()),
-        content_end=len(text_of(answer)),
-    )
+    return UnmaskedAnswer.of_table(content, {signal: sign * number})
 
 
 def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
@@ -393,17 +365,6 @@ def _spare(
         )
     signals = [answer.signals for answer in answers if answer.answered]
     return {n: np.array([each[n] for each in signals]) for n in signals[0]} if signals else None
-
-
-def loadable(model: str) -> str:
-    """The name that loads a recorded model: the demo's model is recorded by its folder."""
-    from lm_polygraph_asmi.host.loading import SMOLLM2
-    from lm_polygraph_asmi.host.smollm2 import smollm2_source
-
-    with suppress(FileNotFoundError):
-        if Path(model) == smollm2_source()[0]:
-            return SMOLLM2
-    return model
 
 
 def _features(

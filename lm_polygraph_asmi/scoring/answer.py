@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lm_polygraph_asmi.inputs import text_of
 from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of, prompt_format, short_hash
 
 
@@ -69,3 +70,25 @@ class UnmaskedAnswer(ScoredAnswer):
             return None
         values = {name: row[name] for name in names}
         return cls(**values | {name: tuple(values[name] or ()) for name in ("ids", "warnings")})
+
+    @classmethod
+    def of_table(cls, row: Mapping[str, Any], signals: dict[str, float]) -> "UnmaskedAnswer":
+        """The answer of a row of any table, with signals of others: its model, tokens and end are
+        unknown."""
+        answer = row.get("answer")
+        text = text_of(answer)
+        return cls(
+            signals=signals,
+            prompt=row.get("prompt") or "",
+            answer=answer or "",
+            scored_text=text,
+            answered=answer is None or bool(text.strip()),
+            ids=(),
+            counted=0,
+            settings={"closing_token": False},
+            model="",
+            warnings=(),
+            content_end=len(text),
+            ending="",
+            prompt_tokens=0,
+        )

@@ -3,6 +3,8 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 FORMAT = 4
@@ -63,3 +65,14 @@ def answer_end(ended: bool, tokens: int, limit: int | None) -> str:
     if ended:
         return "complete"
     return f"cut off after {limit} tokens" if tokens == limit else "without an end"
+
+
+def loadable(model: str) -> str:
+    """The name that loads a recorded model: the demo's model is recorded by its folder."""
+    from lm_polygraph_asmi.host.loading import SMOLLM2
+    from lm_polygraph_asmi.host.smollm2 import smollm2_source
+
+    with suppress(FileNotFoundError):
+        if Path(model) == smollm2_source()[0]:
+            return SMOLLM2
+    return model

@@ -76,3 +76,8 @@ def unmasked_signals(
         "perplexity": msp / len(log_likelihood),
         "entropy": float(np.mean(entropy)),
     }
+
+
+def unit_of(signal: str) -> str:
+    """The unit of a signal, with a space before it; empty for a column, whose unit is unknown."""
+    return "" if column_of(signal)[0] else " nats"

@@ -11,10 +11,10 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, risk_threshold
-from lm_polygraph_asmi.decisions.rows import loadable, saved_answers
+from lm_polygraph_asmi.decisions.rows import saved_answers
 from lm_polygraph_asmi.host import smollm2
 from lm_polygraph_asmi.scoring import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.provenance import digest_of
+from lm_polygraph_asmi.scoring.provenance import digest_of, loadable
 from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import SIGNALS

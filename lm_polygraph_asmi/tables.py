@@ -9,13 +9,15 @@ import csv
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lm_polygraph_asmi.files import parse_json, to_json
-from lm_polygraph_asmi.validation import describe_fields
+from lm_polygraph_asmi.validation import describe_fields, identity
+
+Found = TypeVar("Found")
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
 """Suffixes of files with a JSON object on each line."""
@@ -245,3 +247,29 @@ def _check_columns(path: str | Path, names: list[str], needed: Collection[str]) 
         raise ValueError(
             f"{path}: expected a column {' or '.join(map(repr, needed))}, got {listed or 'none'}"
         )
+
+
+@contextmanager
+def placing(place: str) -> Iterator[None]:
+    """Put the place in front of the message of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def each(rows: Iterable[Row], read: Callable[[Row], Found]) -> list[Found]:
+    """`read` of each row. Errors name the row; a row that failed to load is an error, too."""
+    found = []
+    for row in rows:
+        with placing(f"row {row.number}"):
+            if row.error is not None:
+                raise ValueError(row.error)
+            found.append(read(row))
+    return found
+
+
+def identity_of(name: str, value: Any) -> str:
+    """`identity` of a field, whose name is in the errors."""
+    with placing(f'"{name}"'):
+        return identity(value)

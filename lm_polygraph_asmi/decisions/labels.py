@@ -1,10 +1,9 @@
 """Labelled rows: which answers are wrong, and which rows form a cluster."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -14,13 +13,12 @@ from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.inputs import LABELS, text_of
 from lm_polygraph_asmi.scoring.provenance import short_hash
 from lm_polygraph_asmi.scoring.sheet import key_of, read_sheet
-from lm_polygraph_asmi.tables import Row
-from lm_polygraph_asmi.validation import check_number, describe_fields, identity, same_text
+from lm_polygraph_asmi.tables import Row, each, identity_of, placing
+from lm_polygraph_asmi.validation import check_number, describe_fields, same_text
 
 RIGHT = {"true", "1", "wahr", "vrai", "verdadero", "verdadeiro", "vero", "waar", "prawda", "истина"}
 WRONG = {"false", "0", "falsch", "faux", "falso", "onwaar", "fałsz", "ложь"}
 """Texts that are a label: true and false, also as spreadsheets in other languages write them."""
-Found = TypeVar("Found")
 NUMBER = re.compile(r"\d+(?:\.\d+)?|0,\d+|1,0+")
 """A quality that is text, maybe with the decimal comma of some spreadsheets."""
 
@@ -98,32 +96,6 @@ def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> No
         first = known.setdefault(f"id {identity_of('id', row_id)}", row.number)
         if first != row.number:
             raise ValueError(f'"id": row {first} has {row_id!r}, too: label it once')
-
-
-@contextmanager
-def placing(place: str) -> Iterator[None]:
-    """Put the place in front of the message of a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
-
-
-def each(rows: Iterable[Row], read: Callable[[Row], Found]) -> list[Found]:
-    """`read` of each row. Errors name the row; a row that failed to load is an error, too."""
-    found = []
-    for row in rows:
-        with placing(f"row {row.number}"):
-            if row.error is not None:
-                raise ValueError(row.error)
-            found.append(read(row))
-    return found
-
-
-def identity_of(name: str, value: Any) -> str:
-    """`identity` of a field, whose name is in the errors."""
-    with placing(f'"{name}"'):
-        return identity(value)
 
 
 def clusters_of(rows: Sequence[Row]) -> list[str]:

@@ -14,12 +14,11 @@ from lm_polygraph_asmi.decisions.labels import (
     check_once,
     clusters_of,
     digest_of_texts,
-    each,
     has_label,
     is_wrong,
     question_of,
 )
-from lm_polygraph_asmi.tables import Row
+from lm_polygraph_asmi.tables import Row, each
 
 NEEDED = ("accept", "reason", "signal", "value", "threshold", "digest")
 """Fields of a saved decision that the monitor reads, besides the label."""

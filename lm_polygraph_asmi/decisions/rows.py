@@ -22,11 +22,9 @@ from lm_polygraph_asmi.decisions.fit import Asked, fit
 from lm_polygraph_asmi.decisions.labels import (
     clusters_of,
     digest_of_texts,
-    each,
     has_label,
     labels_in,
     labels_of,
-    placing,
     question_of,
     with_labels,
 )
@@ -42,7 +40,7 @@ from lm_polygraph_asmi.scoring.sheet import (
     write_sheet,
 )
 from lm_polygraph_asmi.scoring.signals import column_of
-from lm_polygraph_asmi.tables import LINES, Row, read_table
+from lm_polygraph_asmi.tables import LINES, Row, each, placing, read_table
 from lm_polygraph_asmi.validation import describe_fields
 
 if TYPE_CHECKING:

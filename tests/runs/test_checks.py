@@ -27,7 +27,7 @@ def test_a_setting_that_asmi_does_not_take_is_said_once():
     ((finding,),) = findings_of(plan).values()  # nothing else can be checked
     names = "lm_polygraph_asmi.estimators.asmi, lm_polygraph_asmi.estimators.sem_asmi"
     assert finding.text.startswith(f"cannot build {names}: ")
-    assert "unknown setting detph; did you mean depth?" in finding.text
+    assert "unknown setting detph (did you mean depth?)" in finding.text
     assert finding.fatal
 
 

@@ -211,6 +211,11 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
             "generation_params.do_sample would sample the greedy answers: set it to false. Methods "
             "that need samples still get them"
         )
+    if (given.get("num_beams") or 1) != 1:
+        yield Finding(
+            f"generation_params.num_beams is {given.get('num_beams')}, and beams would find other "
+            "answers than the greedy ones that are scored: set it to 1"
+        )
     if config.get("batch_size", 1) > 1 and given.get("stop_strings"):
         yield Finding(
             "batch_size is above 1 with stop strings: LM-Polygraph's scores and quality metrics "

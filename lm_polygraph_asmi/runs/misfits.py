@@ -101,7 +101,9 @@ def model_misfits(plan: "Plan") -> Iterator[str]:
     structure = OmegaConf.select(plan.config, "asmi.structure")
     if masking and (reason := unmaskable_class(config, structure)):
         yield f"{reason}: leave out {', '.join(masking)}, {advice}"
-    mapped = [str(e) for e in plan.estimators if "attention_all" in e.stats_dependencies]
+    mapped = [
+        str(e) for e in plan.estimators if any("attention" in s for s in e.stats_dependencies)
+    ]
     if mapped and (name := class_without_attention(config)):
         yield f"{name} has no attention maps: leave out {', '.join(mapped)}, {advice}"
 

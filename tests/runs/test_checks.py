@@ -217,6 +217,7 @@ def test_folders_that_cannot_be_written_or_hold_the_results(monkeypatch, tmp_pat
     ("overrides", "message", "fatal"),
     [
         (["generation_params.do_sample=true"], "would sample the greedy answers", True),
+        (["generation_params.num_beams=3"], "num_beams is 3, and beams would find other", True),
         (["batch_size=4"], "Use batch_size: 1", False),
         (["batch_size=4", "generation_params.stop_strings=null"], None, False),
     ],

@@ -55,17 +55,9 @@ class Window(NamedTuple):
 
 def read_window(model: Mapping[str, Any], instruct: bool) -> Window:
     """The context window of a config's node `model`; unknown for models without local weights."""
-    config = read_config(model)
-    return Window(None if config is None else context_window(config), _as_text(model), instruct)
-
-
-def read_config(model: Mapping[str, Any]) -> PretrainedConfig | None:
-    """The configuration of a config's node `model`; None for models without local weights."""
-    return _config(_as_text(model))
-
-
-def _as_text(model: Mapping[str, Any]) -> str:
-    return json.dumps(dict(model), sort_keys=True, default=str)
+    node = json.dumps(dict(model), sort_keys=True, default=str)
+    config = _config(node)
+    return Window(None if config is None else context_window(config), node, instruct)
 
 
 @lru_cache(maxsize=4)
@@ -77,6 +69,11 @@ def _config(model: str) -> PretrainedConfig | None:
     arguments = node.get("load_model_args") or {}
     chosen = {name: arguments[name] for name in _CONFIG_ARGUMENTS if arguments.get(name)}
     return AutoConfig.from_pretrained(node["path"], **chosen)
+
+
+def read_config(model: Mapping[str, Any]) -> PretrainedConfig | None:
+    """The configuration of a config's node `model`; None for models without local weights."""
+    return _config(json.dumps(dict(model), sort_keys=True, default=str))
 
 
 @lru_cache(maxsize=1)

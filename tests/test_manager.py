@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import lm_polygraph
 import numpy as np
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.estimators import (
     RAUQ,
     AttentionScore,
@@ -141,7 +142,10 @@ def changed(**parameters):
         ({"model": unmaskable("heads"), "estimator": AttentionScore()}, "AttentionS.* reads att"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_served_is_said_before_anything_is_generated(model, given, message):
+def test_what_cannot_be_served_is_said_before_anything_is_generated(
+    model, given, message, monkeypatch
+):
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: False)  # by other tests
     arguments = {"model": model, "estimator": ASMI(), "input_text": TEXTS[0]} | given
     if hasattr(arguments["model"], "model_type"):  # fails if it is asked
         arguments["model"] = copy(arguments["model"])

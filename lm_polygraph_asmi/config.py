@@ -7,11 +7,16 @@ nothing heavy, so an invalid setting raises at once.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-from lm_polygraph_asmi.validation import check_number, check_one_of, check_whole, lone_surrogate
+from lm_polygraph_asmi.validation import (
+    check_number,
+    check_one_of,
+    check_whole,
+    did_you_mean,
+    lone_surrogate,
+)
 
 METHODS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
 """Value of `method` -> name in tables."""
@@ -233,9 +238,8 @@ class ASMIConfig:
         known = cls.names()
         for name in settings:
             if name not in known:
-                close = get_close_matches(name, known, n=1)
-                hint = f"; did you mean {close[0]}?" if close else "."
-                raise TypeError(f"unknown setting {name}{hint} Settings: {', '.join(known)}")
+                meant = did_you_mean(name, known)
+                raise TypeError(f"unknown setting {name}{meant}. Settings: {', '.join(known)}")
         return dict(settings)
 
     def to_dict(self, *of: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import math
 import re
 import tempfile
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -42,6 +43,16 @@ def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise ValueError unless `value` is in `known`."""
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The known name that a wrong one is nearest to, as a question; empty if none is near.
+
+    Example:
+        >>> did_you_mean("depht", ["depth", "seed"])
+        ' (did you mean depth?)'
+    """
+    return "".join(f" (did you mean {near}?)" for near in get_close_matches(name, known, 1))
 
 
 def describe_fields(content: object) -> str:

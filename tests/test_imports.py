@@ -140,7 +140,7 @@ def heavy_after(*steps: str) -> list[tuple[set[str], str]]:
 COMMANDS = [
     ("--help", "score"),
     ("decide --help", "--calibration"),
-    ("doctor --config-name nosuch", "Cannot find primary config 'nosuch'"),
+    ("doctor --config-name nosuch", "--config-name nosuch is no config"),
     ("score --model x LICENSE --depth 2", "depth must lie in (0, 1)"),
     ("score --model x LICENSE --method raw", "'raw' is not one of"),
     ("heads --help", "probe"),

@@ -1,12 +1,22 @@
 """The estimators inside LM-Polygraph's own manager, on a tiny random model."""
 
+from copy import copy
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import lm_polygraph
 import numpy as np
 import pytest
-from lm_polygraph.estimators import RAUQ, LexicalSimilarity, Perplexity
+from hydra.core.hydra_config import HydraConfig
+from lm_polygraph.estimators import (
+    RAUQ,
+    AttentionScore,
+    LexicalSimilarity,
+    MahalanobisDistanceSeq,
+    Perplexity,
+    SemanticEntropy,
+    TokenSAR,
+)
 from lm_polygraph.generation_metrics import RougeMetric
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.ue_metrics import PredictionRejectionArea
@@ -101,6 +111,48 @@ def test_one_answer_by_the_hosts_estimators(monkeypatch):
     monkeypatch.setattr(lm_polygraph, "estimate_uncertainty", lambda *given: given)
     given = (other, Perplexity(), TEXTS[0], "picture.png")
     assert estimate_uncertainty(*given) == given
+
+
+def changed(**parameters):
+    """A model with other generation parameters."""
+    model = whitebox()
+    model.generation_parameters = GenerationParameters(**parameters)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"estimator": [SemASMI(), ASMI()]}, "expected one estimator, .*, got a list: "),
+        ({"estimator": SemASMI}, "got the class SemASMI: construct it"),
+        ({"estimator": "SemASMI"}, "got 'SemASMI': construct it"),
+        ({"model": "smollm2"}, r"of LM-Polygraph, got 'smollm2': .* WhiteboxModel\(\*load_named"),
+        ({"model": whitebox().model}, r"got a LlamaForCausalLM: wrap .* WhiteboxModel\(model, tok"),
+        ({"input_text": TEXTS}, "one prompt as a text, got a list"),
+        ({"input_text": None}, "one prompt as a text, got None"),
+        ({"input_image": "a.png"}, "expected no input_image"),
+        ({"model": changed(max_new_tokens=0)}, "max_new_tokens of at least 1, got 0"),
+        ({"model": changed(num_beams=3)}, "num_beams=1, got 3"),
+        ({"model": changed(temperature=0.0), "estimator": AdaptASMI()}, "above 0, got 0.0: Adapt-"),
+        ({"estimator": TokenSAR()}, "'cross-encoder/stsb-roberta-large', which TokenSAR needs, is "
+         "not .* run `hf download cross-encoder/stsb-roberta-large`"),
+        ({"estimator": SemanticEntropy()}, "'microsoft/deberta-large-mnli', which SemanticEntropy"),
+        ({"estimator": MahalanobisDistanceSeq("decoder")}, "'train_embeddings', .* polygraph_eval"),
+        ({"model": unmaskable("heads"), "estimator": RAUQ()}, "maps, which MambaForCausalLM does"),
+        ({"model": unmaskable("heads"), "estimator": AttentionScore()}, "AttentionS.* reads att"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_said_before_anything_is_generated(
+    model, given, message, monkeypatch
+):
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: False)  # by other tests
+    arguments = {"model": model, "estimator": ASMI(), "input_text": TEXTS[0]} | given
+    if hasattr(arguments["model"], "model_type"):  # fails if it is asked
+        arguments["model"] = copy(arguments["model"])
+        arguments["model"].generate = Mock(side_effect=AssertionError("it was asked"))
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
+        estimate_uncertainty(**arguments)
+    assert "\n" not in str(raised.value)
 
 
 def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):

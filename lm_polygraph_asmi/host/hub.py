@@ -5,7 +5,6 @@ import re
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from huggingface_hub import constants, errors
 from huggingface_hub.utils import filter_repo_objects
 
 from lm_polygraph_asmi.host.configs import configs_path
+from lm_polygraph_asmi.validation import did_you_mean
 
 SECONDS = 5.0
 """Longest wait for each answer of a hub that is asked what it has."""
@@ -115,7 +115,7 @@ class Repository:
 
     def refusal(self) -> str | None:
         """Why the hub does not provide it, and what to do; None if it does."""
-        hub, meant = f"the hub ({constants.ENDPOINT})", did_you_mean(self.name)
+        hub, meant = f"the hub ({constants.ENDPOINT})", nearest_shipped(self.name)
         try:
             self.listed()
         except Exception as error:  # as above
@@ -173,13 +173,13 @@ def _has_shards(index: Path) -> bool:
     return bool(shards) and all(index.with_name(shard).is_file() for shard in {*shards})
 
 
-def did_you_mean(name: str) -> str:
+def nearest_shipped(name: str) -> str:
     """The name in the shipped configs that a wrong one is nearest to, as a question; or empty."""
     texts = "".join(file.read_text(encoding="utf-8") for file in configs_path().rglob("*.yaml"))
     known = (
         re.findall(r"(?:path|source): \[?([\w.-]+/[\w.-]+)", texts) if "/" in name else ["smollm2"]
     )
-    return "".join(f" (did you mean {near}?)" for near in get_close_matches(name, known, 1))
+    return did_you_mean(name, known)
 
 
 def fetch_command(name: str) -> str:

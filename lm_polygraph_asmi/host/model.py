@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from lm_polygraph_asmi.config import check_stop
+from lm_polygraph_asmi.config import check_stop, module_paths
 from lm_polygraph_asmi.core.model import plain_model, structure_of
+from lm_polygraph_asmi.core.model.structure import classes, refusal
 from lm_polygraph_asmi.host.generation import shipped_settings
 
 if TYPE_CHECKING:
@@ -48,6 +50,28 @@ def maskable_model(model: "Model", structure: str | None = None) -> PreTrainedMo
     transformer = causal_model(model)
     structure_of(transformer, structure)
     return transformer
+
+
+def unmaskable_class(config: PretrainedConfig, structure: str | None = None) -> str | None:
+    """Why heads of the class that transformers loads for a configuration cannot be masked.
+
+    None: they can, or nothing is known. `structure` as for `maskable_model`.
+    """
+    name = _class_name(config)
+    return name and refusal(name, classes().get(name), module_paths(structure))
+
+
+def class_without_attention(config: PretrainedConfig) -> str | None:
+    """The class that transformers loads for a configuration, if it has no attention at all."""
+    name = _class_name(config)
+    row = classes().get(name or "")
+    return name if row and row["all"].startswith("has no attention heads: ") else None
+
+
+def _class_name(config: PretrainedConfig) -> str | None:
+    """None if the code is not in transformers."""
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    return name if isinstance(name, str) and not hasattr(config, "auto_map") else None
 
 
 def check_greedy(model: "Model") -> None:

@@ -86,6 +86,11 @@ def _config(model: str) -> PretrainedConfig | None:
     return AutoConfig.from_pretrained(node["path"], **chosen)
 
 
+def read_config(model: Mapping[str, Any]) -> PretrainedConfig | None:
+    """The configuration of a config's node `model`; None for models without local weights."""
+    return _config(json.dumps(dict(model), sort_keys=True, default=str))
+
+
 @lru_cache(maxsize=1)
 def _tokenizer(model: str) -> PreTrainedTokenizerBase:
     """The tokenizer that polygraph_eval loads."""

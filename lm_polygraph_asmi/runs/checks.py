@@ -1,4 +1,4 @@
-"""What a run will do, read from its config once, and six checks before its model is loaded."""
+"""What a run will do, read from its config once, and the checks before its model is loaded."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,6 +14,7 @@ from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.filesize import decimal
 
 from lm_polygraph_asmi.config import ASMIConfig, check_stop
@@ -22,6 +23,13 @@ from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
 from lm_polygraph_asmi.host.window import read_window
 from lm_polygraph_asmi.options import check_shell_stop
+from lm_polygraph_asmi.runs.misfits import (
+    answers_misfits,
+    metric_misfits,
+    model_misfits,
+    sentence,
+    unbuilt,
+)
 from lm_polygraph_asmi.runs.needs import (
     LANGUAGE_MODEL,
     ROWS,
@@ -85,6 +93,13 @@ class Plan:
 
 def read_plan(config: DictConfig, rows: bool = True) -> Plan:
     """Read a run's config, and its `rows`; what is wrong with it is in the plan's `faults`."""
+    try:
+        return _read_plan(config, rows)
+    except OmegaConfBaseException as error:
+        return Plan(config, faults={"config": [sentence(error)]})
+
+
+def _read_plan(config: DictConfig, rows: bool) -> Plan:
     # Not `OmegaConf.missing_keys`, which resolves interpolations and so reads the rows.
     unresolved = cast(dict[str, Any], OmegaConf.to_container(config))
     missing = _missing({name: node for name, node in unresolved.items() if name != "hydra"})
@@ -101,14 +116,14 @@ def read_plan(config: DictConfig, rows: bool = True) -> Plan:
     except ValueError as error:
         return Plan(config, faults={"config": [str(error)]})
     estimators: list[Estimator] = []
-    unbuilt: dict[str, list[str]] = {}
+    faulty: dict[str, list[str]] = {}
     for entry in config.estimators:
         try:
             estimators.append(FactoryEstimator()(entry.name, entry.get("cfg", {})))
         except Exception as error:  # an estimator's constructor can raise anything
-            unbuilt.setdefault(str(error), []).append(entry.name)
-    if unbuilt:  # estimators of ASMI share their settings
-        reasons = [f"cannot build {', '.join(names)}: {why}" for why, names in unbuilt.items()]
+            faulty.setdefault(unbuilt(entry.name, error), []).append(entry.name)
+    if faulty:  # estimators of ASMI share their settings
+        reasons = [f"cannot build {', '.join(names)}: {why}" for why, names in faulty.items()]
         return Plan(config, faults={"config": reasons})
     try:
         plan = Plan(config, estimators, run_rows(config) if rows else RunRows([]))
@@ -206,6 +221,11 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
             "generation_params.do_sample would sample the greedy answers: set it to false. Methods "
             "that need samples still get them"
         )
+    if (given.get("num_beams") or 1) != 1:
+        yield Finding(
+            f"generation_params.num_beams is {given.get('num_beams')}, and beams would find other "
+            "answers than the greedy ones that are scored: set it to 1"
+        )
     if config.get("batch_size", 1) > 1 and given.get("stop_strings"):
         yield Finding(
             "batch_size is above 1 with stop strings: LM-Polygraph's scores and quality metrics "
@@ -280,6 +300,9 @@ CHECKS: dict[str, Callable[[Plan], Iterator[Finding]]] = {
     "generation": check_generation,
     "output folder": check_folder,
     "disk": check_disk,
+    "answers": lambda plan: map(Finding, answers_misfits(plan)),
+    "metrics": lambda plan: map(Finding, metric_misfits(plan)),
+    "model": lambda plan: map(Finding, model_misfits(plan)),
 }
 """The checks of a run, by what they read."""
 

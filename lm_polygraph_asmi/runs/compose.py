@@ -5,26 +5,71 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from omegaconf import DictConfig
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
 
 from lm_polygraph_asmi.host.configs import configs_path
+from lm_polygraph_asmi.validation import did_you_mean
 
 
 def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] = ()) -> DictConfig:
     """A run's config with the node `hydra`, composed as polygraph_eval does.
 
     A config in `folder` hides a shipped one of the same name; polygraph_eval would use the latter.
+    ValueError: it cannot be composed; the message names what is near to a wrong name.
     """
-    config_folder = Path(folder).resolve() if folder else configs_path()
     try:
-        with initialize_config_dir(
-            str(config_folder), version_base=None, job_name="polygraph_eval"
-        ):
-            config = compose(name, list(overrides), return_hydra_config=True)
+        config = _composed(name, folder, overrides)
+    except MissingConfigException as error:
+        raise ValueError(_missing(error, folder)) from error
+    except YAMLError as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"a config cannot be read as YAML: {said}") from error
     except HydraException as error:
-        raise ValueError(str(error)) from error
+        said = " ".join(str(error).split())
+        first, _, key = said.partition("Could not override '")
+        meant = _near(key.split("'")[0], name, folder, overrides) if key and not first else ""
+        raise ValueError(said.replace("'. ", f"'{meant}. ", 1)) from error
+    except TypeError as error:  # of values in the place of a group's names
+        given = " ".join(text for text in overrides if "{" in text)
+        raise ValueError(
+            f"expected names of files (`polygraph_asmi configs` lists them), got {given or error}: "
+            "write such values in a config of your own"
+        ) from error
     config.hydra.runtime.output_dir = "${hydra.run.dir}"
     config.hydra.job.num = 0  # of the first job, which folders may be named after
     HydraConfig.instance().set_config(config)  # what ${hydra:...} reads
     return config
+
+
+def _composed(name: str, folder: str | None, overrides: Sequence[str]) -> DictConfig:
+    path = str(Path(folder).resolve() if folder else configs_path())
+    with initialize_config_dir(path, version_base=None, job_name="polygraph_eval"):
+        return compose(name, list(overrides), return_hydra_config=True)
+
+
+def _missing(error: MissingConfigException, folder: str | None) -> str:
+    """What a missing file should have been."""
+    group, _, name = str(error.missing_cfg_file).rpartition("/")
+    known = list(error.options or ())
+    if not group:
+        homes = [configs_path(), *([Path(folder)] if folder else [])]
+        known = sorted(file.stem for home in homes for file in home.glob("*.yaml"))
+    wrong = f"{group}={name}" if group else f"--config-name {name}"
+    there = f"there are {', '.join(known)}" if known else "there is no such group"
+    return f"{wrong} is no config{did_you_mean(name, known)}: {there}"
+
+
+def _near(key: str, name: str, folder: str | None, overrides: Sequence[str]) -> str:
+    """The setting beside an unknown one that it may mean, as a question."""
+    others = [text for text in overrides if text.lstrip("+~").partition("=")[0] != key]
+    try:
+        config = _composed(name, folder, others)
+    except HydraException:
+        return ""
+    parent, dot, _ = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    siblings = [str(child) for child in node] if isinstance(node, DictConfig) else []
+    groups = [] if parent else [path.name for path in configs_path().iterdir() if path.is_dir()]
+    return did_you_mean(key, [f"{parent}{dot}{child}" for child in siblings + groups])

@@ -19,6 +19,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.host.configs import CALCULATOR_OPTIONS
 from lm_polygraph_asmi.results.names import DIVERSITY, MASKED_HEADS
+from lm_polygraph_asmi.stat_calculators.asked import check_asked, check_kinds
 
 
 def estimate_uncertainty(
@@ -40,8 +41,9 @@ def estimate_uncertainty(
         more uncertain. `generation_tokens` are without the last one.
 
     Raises:
-        TypeError: the heads of the model cannot be masked.
-        ValueError: the generation parameters sample the greedy answer.
+        TypeError: an argument of another kind; the heads of the model cannot be masked.
+        ValueError: generation parameters that do not give a greedy answer, or samples of one that
+            needs them; a side model or training data that are not there.
 
     Example:
         >>> from lm_polygraph_asmi import SemASMI
@@ -53,15 +55,19 @@ def estimate_uncertainty(
         >>> print(output.estimator, output.uncertainty > 0)
         Sem-ASMI (60%, K=64) True
     """
+    check_kinds(model, estimator, input_text)
     ours = isinstance(estimator, MaskedHeadsEstimator)
     if not (ours or isinstance(model, lm_polygraph.WhiteboxModel)):
         return lm_polygraph.estimate_uncertainty(model, estimator, input_text, input_image)
+    available = available_stat_calculators([estimator])
+    if isinstance(model, lm_polygraph.WhiteboxModel):  # others are refused when ASMI is prepared
+        check_asked(model, estimator, input_image, available)
     manager = lm_polygraph.UEManager(
         lm_polygraph.Dataset([input_text], [""], 1),
         model,
         [estimator],
         BuilderEnvironmentStatCalculator(model),
-        available_stat_calculators([estimator]),
+        available,
         [],
         [],
         [],

@@ -212,5 +212,5 @@ def test_settings_left_out_are_the_calibrations(calibration):
             ValueError, match="parameters differ from the calibration labelled answ"
         ):
             calibration.configured(setting)
-    with pytest.raises(TypeError, match="unknown setting depht; did you mean depth"):
+    with pytest.raises(TypeError, match=r"unknown setting depht \(did you mean depth"):
         calibration.configured({"depht": 0.5})

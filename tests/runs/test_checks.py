@@ -28,7 +28,7 @@ def test_a_setting_that_asmi_does_not_take_is_said_once():
     ((finding,),) = findings_of(plan).values()  # nothing else can be checked
     names = "lm_polygraph_asmi.estimators.asmi, lm_polygraph_asmi.estimators.sem_asmi"
     assert finding.text.startswith(f"cannot build {names}: ")
-    assert "unknown setting detph; did you mean depth?" in finding.text
+    assert "unknown setting detph (did you mean depth?)" in finding.text
     assert finding.fatal
 
 
@@ -224,6 +224,7 @@ def test_folders_that_cannot_be_written_or_hold_the_results(monkeypatch, tmp_pat
     ("overrides", "message", "fatal"),
     [
         (["generation_params.do_sample=true"], "would sample the greedy answers", True),
+        (["generation_params.num_beams=3"], "num_beams is 3, and beams would find other", True),
         (["batch_size=4"], "Use batch_size: 1", False),
         (["batch_size=4", "generation_params.stop_strings=null"], None, False),
     ],

@@ -65,14 +65,22 @@ def shown(overrides, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "override", "message"),
     [
-        ("asmi_offline", "asmi.detph=0.6", "Could not override 'asmi.detph'"),
-        ("asmi_offline", "model=nowhere", "Could not find 'model/nowhere'\n\nAvailable options in"),
-        ("asmi_coca", "model=asmi_local", "Cannot find primary config 'asmi_coca'"),
+        ("asmi_coka", "model=asmi_local", r"--config-name asmi_coka is no config \(did you mean "
+         r"asmi_coqa\?\): there are asmi_babiqa, [\w, ]*, own$"),
+        ("asmi_coqa", "model=smollm2", r"no config \(did you mean asmi_smollm2\?\): there are a"),
+        ("asmi_coqa", "benchmark=", "^benchmark= is no config: there are asmi_babiqa, "),
+        ("asmi_coqa", "benchmarks=asmi_coqa", r"'benchmarks' \(did you mean benchmark\?\)\. "),
+        ("asmi_coqa", "asmi.depht=0.6", r"'asmi.depht' \(did you mean asmi.depth\?\)\. To append"),
+        ("asmi_coqa", "estimators=[{name: Perplexity}]", r"names of files .*, got estimators=\[\{"),
+        ("own", "seed=[1]", r"cannot be read as YAML: .*/own.yaml\", line 1, column 4 "),
     ],
-)
-def test_overrides_that_do_not_fit(name, override, message):
-    with pytest.raises(ValueError, match=message):
+)  # fmt: skip
+def test_overrides_that_do_not_fit(elsewhere, name, override, message):
+    """One sentence without Hydra's search path; of a wrong name, with the nearest."""
+    (elsewhere / "cwd" / "own.yaml").write_text("a: [1")
+    with pytest.raises(ValueError, match=message) as raised:
         compose_run(name, ".", [override])
+    assert "\n" not in str(raised.value)
 
 
 def test_a_users_own_config(elsewhere, overrides):

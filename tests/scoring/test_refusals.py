@@ -45,7 +45,7 @@ def scorer(model, chat):
         ({"closing_token": "no"}, "closing_token must be True or False"),
         ({"attention": 3}, "attention must be an attention implementation"),
         ({"memory_budget": "4 GB"}, "memory_budget must be a whole number"),
-        ({"num_mask": 4}, r"num_mask; did you mean num_masks\? Settings: method, "),
+        ({"num_mask": 4}, r"num_mask \(did you mean num_masks\?\)\. Settings: method, "),
         ({"foo": 4}, r"unknown setting foo\. Settings: method, depth"),
         ({"tokenizer": "mine"}, "loads its tokenizer: leave `tokenizer` out"),
     ],

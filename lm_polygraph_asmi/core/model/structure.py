@@ -143,13 +143,8 @@ def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
     name, row = type(model).__name__, row_of(model)
     if model.config.is_encoder_decoder:
         raise TypeError(f"{name} is an encoder-decoder model: use a decoder-only model")
-    if row is not None and row["heads"] == "refused":
-        raise TypeError(f"{name} {row['all']}")
-    if (row is None or row["heads"] != "by name") and "projection" not in named:
-        raise TypeError(
-            f"{name} is not among the classes that were tested with masked heads "
-            f"(docs/reference/models.md){NAME_THEM}"
-        )
+    if reason := refusal(name, row, named):
+        raise TypeError(reason)
     _check_not_compiled(model)
     for part in named.keys() - {"projection"}:
         if named[part] not in dict(model.named_modules()):
@@ -170,6 +165,18 @@ def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
     return Structure(
         base, path, len(layers), projections, heads, width, returns, passes, named.get("lm_head")
     )
+
+
+def refusal(name: str, row: dict[str, str] | None, named: dict[str, str]) -> str | None:
+    """Why heads of a class cannot be masked, by its row of the table; None if nothing is known."""
+    if row is not None and row["heads"] == "refused":
+        return f"{name} {row['all']}"
+    if (row is None or row["heads"] != "by name") and "projection" not in named:
+        return (
+            f"{name} is not among the classes that were tested with masked heads "
+            f"(docs/reference/models.md){NAME_THEM}"
+        )
+    return None
 
 
 def _check_not_compiled(model: PreTrainedModel) -> None:

@@ -1,0 +1,120 @@
+"""Values of a run's config that would end it after its model is loaded, each in a sentence."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import lm_polygraph.estimators
+import lm_polygraph.generation_metrics
+import torch
+from lm_polygraph.estimators import Estimator
+from lm_polygraph.generation_metrics.generation_metric import GenerationMetric
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lm_polygraph_asmi.host.configs import configs_path, container
+from lm_polygraph_asmi.host.mends import MENDS
+from lm_polygraph_asmi.host.model import class_without_attention, unmaskable_class
+from lm_polygraph_asmi.host.quality import METRICS
+from lm_polygraph_asmi.host.window import read_config
+from lm_polygraph_asmi.results.runs import load_run
+from lm_polygraph_asmi.validation import did_you_mean
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.runs.checks import Plan
+
+OURS = [f"lm_polygraph_asmi.estimators.{name}" for name in ("asmi", "sem_asmi", "adapt_asmi")]
+TRIED = ("RougeMetric", "BLEUMetric", "AccuracyMetric", *METRICS)
+"""Metrics that are cheap: they are built and tried before the run."""
+
+
+def _exported(module: Any, kind: type) -> dict[str, Any]:
+    """Classes of a kind that a module of LM-Polygraph exports, by name."""
+    return {n: v for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, kind)}
+
+
+def sentence(error: Exception) -> str:
+    """What an error says, without what OmegaConf adds to those of interpolations."""
+    said = str(error)
+    if isinstance(error, OmegaConfBaseException):
+        said = said.split("\n")[0].split(" raised while resolving interpolation: ")[-1]
+    return said
+
+
+def unbuilt(name: str, error: Exception) -> str:
+    """Why an estimator cannot be built; of a wrong name, the nearest."""
+    if not isinstance(error, ModuleNotFoundError) or not f"{name}.".startswith(f"{error.name}."):
+        return sentence(error)
+    known = [*_exported(lm_polygraph.estimators, Estimator), *OURS]
+    return f"there is no estimator of this name{did_you_mean(name, known)}"
+
+
+def answers_misfits(plan: "Plan") -> Iterator[str]:
+    """Saved answers that are not there, or not those of the run's prompts."""
+    if (run := OmegaConf.select(plan.config, "asmi.answers")) is None:
+        return
+    try:
+        known = {*load_run(run).stats["input_texts"]}
+    except (OSError, ValueError, KeyError) as error:
+        yield f"asmi.answers: {error}"
+        return
+    if lacking := [row.id for row in plan.asked if row.input not in known]:
+        shown = ", ".join(map(str, lacking[:5])) + ", ..." * (len(lacking) > 5)
+        yield (
+            f"asmi.answers: {run} has no answers to {len(lacking)} of {len(plan.asked)} prompts "
+            f"({shown}): name a run with the same rows (data.size, data.sample, data.shard) and "
+            "the same prompt"
+        )
+
+
+def metric_misfits(plan: "Plan") -> Iterator[str]:
+    """Quality metrics that LM-Polygraph cannot find, or whose arguments do not fit."""
+    known = _exported(lm_polygraph.generation_metrics, GenerationMetric) | METRICS
+    known |= {name: ours for name, (_, ours) in MENDS.items() if name in known}
+    for metric in map(container, plan.config.get("generation_metrics") or ()):
+        name, place = metric["name"], f"generation_metrics: {metric['name']}"
+        if name not in known:
+            yield f"{place} is no metric{did_you_mean(name, known)}: there are {', '.join(known)}"
+        elif name in TRIED:
+            try:
+                built = known[name](*(metric.get("args") or ()), **(metric.get("kwargs") or {}))
+                built({"greedy_texts": ["one two three four"]}, ["one two three four"])
+            except Exception as error:  # constructors and libraries of metrics can raise anything
+                yield f"{place} cannot be used with its args or kwargs: {error}"
+
+
+def model_misfits(plan: "Plan") -> Iterator[str]:
+    """Methods that the model's class cannot serve, and devices that are not there."""
+    model = container(plan.config.get("model") or OmegaConf.create({}))
+    arguments = model.get("load_model_args") or {}
+    yield from _absent_devices(arguments.get("device_map"))
+    script = str(model.get("path_to_load_script") or configs_path())
+    if plan.without_model or not script.startswith(str(configs_path())):
+        return  # a load script of the user's may load another class
+    try:
+        config = read_config(model)
+    except (OSError, ValueError, ImportError):  # a finding of the window
+        return
+    if config is None:
+        return
+    advice = "or use another model"
+    masking = [str(e) for e in plan.estimators if "asmi" in e.stats_dependencies]
+    structure = OmegaConf.select(plan.config, "asmi.structure")
+    if masking and (reason := unmaskable_class(config, structure)):
+        yield f"{reason}: leave out {', '.join(masking)}, {advice}"
+    mapped = [
+        str(e) for e in plan.estimators if any("attention" in s for s in e.stats_dependencies)
+    ]
+    if mapped and (name := class_without_attention(config)):
+        yield f"{name} has no attention maps: leave out {', '.join(mapped)}, {advice}"
+
+
+def _absent_devices(device_map: Any) -> Iterator[str]:
+    """CUDA devices that PyTorch does not see."""
+    for device in {*device_map.values()} if isinstance(device_map, dict) else {device_map}:
+        place = f"cuda:{device}" if isinstance(device, int) else str(device)
+        index = place.removeprefix("cuda").removeprefix(":") or "0"
+        if place.startswith("cuda") and int(index) >= torch.cuda.device_count():
+            yield (
+                f"model.load_model_args.device_map names {place}, and PyTorch sees "
+                f"{torch.cuda.device_count()} CUDA devices here: use auto, or cpu"
+            )

@@ -1,0 +1,98 @@
+"""What `estimate_uncertainty` is asked for, checked once before anything is computed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_polygraph.estimators import Estimator
+from lm_polygraph.utils.factory_stat_calculator import StatCalculatorContainer
+from lm_polygraph.utils.model import Model
+
+from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.host.hub import Repository
+from lm_polygraph_asmi.host.model import class_without_attention
+from lm_polygraph_asmi.validation import check_number
+
+
+def check_kinds(model: Any, estimator: Any, input_text: Any) -> None:
+    """Raise TypeError unless these are a model of LM-Polygraph, one estimator and one text."""
+    if not isinstance(estimator, Estimator):
+        raise TypeError(
+            f"expected one estimator, such as SemASMI(), got {_described(estimator)}: construct "
+            "it, and of several score each by itself"
+        )
+    if not hasattr(model, "generation_parameters"):
+        raise TypeError(
+            f"expected a model of LM-Polygraph, got {_described(model)}: wrap one that is loaded, "
+            "as WhiteboxModel(model, tokenizer); by name, WhiteboxModel(*load_named(name))"
+        )
+    if not isinstance(input_text, str):
+        raise TypeError(
+            f"expected one prompt as a text, got {_described(input_text)}: score each by itself"
+        )
+
+
+def check_asked(
+    model: Model, estimator: Estimator, image: Any, available: Sequence[StatCalculatorContainer]
+) -> None:
+    """Raise TypeError or ValueError if a `WhiteboxModel` cannot serve an estimator."""
+    if image is not None:
+        raise ValueError(
+            "expected no input_image: a WhiteboxModel reads text only. Leave it out, or use "
+            "LM-Polygraph's VisualWhiteboxModel"
+        )
+    parameters = model.generation_parameters
+    check_number("generation_parameters.max_new_tokens", parameters.max_new_tokens)
+    if parameters.max_new_tokens < 1:
+        raise ValueError(
+            "expected generation_parameters.max_new_tokens of at least 1, got "
+            f"{parameters.max_new_tokens}: an answer has a token"
+        )
+    if parameters.num_beams != 1:
+        raise ValueError(
+            f"expected generation_parameters.num_beams=1, got {parameters.num_beams}: the greedy "
+            "answer is scored, and beams find another one"
+        )
+    needed = _needed(estimator, available)
+    if any("sample_tokens" in calculator.stats for calculator in needed):
+        check_number("generation_parameters.temperature", parameters.temperature)
+        if parameters.temperature <= 0:
+            raise ValueError(
+                "expected generation_parameters.temperature above 0, got "
+                f"{parameters.temperature}: {estimator} samples answers"
+            )
+    reads_attention = any("attention" in stat for stat in estimator.stats_dependencies)
+    if reads_attention and (name := class_without_attention(model.model.config)):
+        raise TypeError(f"{estimator} reads attention maps, which {name} does not have")
+    for calculator in needed:
+        settings = container(calculator.cfg)
+        settings |= settings.get("nli_model") or {}
+        for path in (settings.get(name) for name in ("deberta_path", "cross_encoder_name")):
+            if path and (why := Repository(path, cache=settings.get("hf_cache")).problem()):
+                raise ValueError(f"the model {path!r}, which {estimator} needs, {why}")
+
+
+def _needed(
+    estimator: Estimator, available: Sequence[StatCalculatorContainer]
+) -> list[StatCalculatorContainer]:
+    """Calculators that an estimator needs, directly or not."""
+    provider = {stat: calculator for calculator in available for stat in calculator.stats}
+    needed: dict[str, StatCalculatorContainer] = {}
+    wanted = [*estimator.stats_dependencies]
+    while wanted:
+        stat = wanted.pop()
+        if stat not in provider:
+            raise ValueError(
+                f"{estimator} needs {stat!r}, which one prompt does not give, as training data do: "
+                "score it in a run of polygraph_eval"
+            )
+        if provider[stat].name not in needed:
+            needed[provider[stat].name] = provider[stat]
+            wanted += provider[stat].dependencies
+    return list(needed.values())
+
+
+def _described(value: Any) -> str:
+    """What came in the place of something else, in a few words."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"{value!r:.40}" if isinstance(value, str | None) else f"a {type(value).__name__}"

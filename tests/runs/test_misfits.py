@@ -1,0 +1,113 @@
+"""What would end a run after its model is loaded, and is found before."""
+
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+from lm_polygraph.estimators import RAUQ, Perplexity
+from omegaconf import OmegaConf
+
+from lm_polygraph_asmi import ASMI
+from lm_polygraph_asmi.runs import misfits
+from lm_polygraph_asmi.runs.checks import CHECKS, Plan, findings_of, read_plan
+from lm_polygraph_asmi.runs.rows import DataRow, RunRows
+from tests.composing import composed, run_of
+from tests.tiny_lm import unmaskable
+
+
+def found(check: str, plan: Plan) -> list[str]:
+    findings = list(CHECKS[check](plan))
+    assert all(finding.fatal for finding in findings)
+    return [finding.text for finding in findings]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Perplexit", "there is no estimator of this name (did you mean Perplexity?)"),
+        ("lm_polygraph_asmi.estimators.semasmi", "(did you mean lm_polygraph_asmi.estimators.sem_"),
+        ("zz.nothing", "there is no estimator of this name"),
+        ("LexicalSimilarity", None),
+    ],
+)
+def test_an_estimator_that_is_not_there(name, message):
+    config = composed("asmi_demo")
+    config.estimators = [{"name": name, "cfg": {} if message else {"metric": "rougeL"}}]
+    faults = read_plan(config, rows=False).faults
+    assert faults.keys() == ({"config"} if message else set())
+    if message:
+        assert f"cannot build {name}: " in faults["config"][0]
+        assert message in faults["config"][0]
+
+
+def test_a_setting_out_of_range_is_only_its_sentence():
+    said = "depth must lie in (0, 1), got 1.5: it is a fraction of the layers, such as 0.6"
+    for name in ("asmi_demo", "asmi_coqa"):
+        ((finding,),) = findings_of(read_plan(run_of(name, "asmi.depth=1.5"))).values()
+        assert finding.text.removeprefix(f"cannot build {', '.join(misfits.OURS)}: ") == said
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (
+            {"name": "RugeMetric"},
+            "generation_metrics: RugeMetric is no metric (did you mean RougeM",
+        ),
+        ({"name": "RougeMetric", "args": ["rougeX"]}, "Invalid rouge type: rougeX"),
+        ({"name": "TokenF1", "kwargs": {"squat": True}}, "unexpected keyword argument 'squat'"),
+        ({"name": "RougeMetric", "args": ["rouge1"]}, None),
+        ({"name": "BLEUMetric"}, None),
+        ({"name": "AccuracyMetric"}, None),
+        ({"name": "TokenRecall", "kwargs": {"squad": True}}, None),
+        ({"name": "BertScoreMetric", "args": ["rh"]}, None),
+    ],
+)
+def test_metrics(metric, message):
+    plan = Plan(OmegaConf.create({"generation_metrics": [metric]}))
+    assert [message in text for text in found("metrics", plan)] == [True] * bool(message)
+    assert not found("metrics", Plan(OmegaConf.create({})))
+
+
+def test_answers_of_other_prompts(monkeypatch, tmp_path):
+    rows = RunRows([DataRow(f"test:{i}", "c", f"{i}?", "x") for i in range(3)])
+    plan = Plan(OmegaConf.create({"asmi": {"answers": f"{tmp_path}/nope"}}), rows=rows)
+    (text,) = found("answers", plan)
+    assert text.startswith(f"asmi.answers: {tmp_path}/nope is neither a manager file nor a folder")
+    for known, said in ((["0?"], "no answers to 2 of 3 prompts (test:1, test:2): "), ("012", None)):
+        texts = known if said else [row.input for row in rows.rows]
+        run = SimpleNamespace(stats={"input_texts": texts})
+        monkeypatch.setattr(misfits, "load_run", Mock(return_value=run))
+        assert [said in text for text in found("answers", plan)] == [True] * bool(said)
+
+
+def test_a_class_without_attention(tmp_path, tiny):
+    model = unmaskable("heads")
+    model.model.config.save_pretrained(tmp_path)
+    for folder, texts in (
+        (
+            tmp_path,
+            ["MambaForCausalLM has no attention heads: ", "MambaForCausalLM has no attenti"],
+        ),
+        (tiny, []),
+    ):
+        config = composed("asmi_demo", "model=asmi_local", f"model.path={folder}")
+        config.model.path_to_load_script = composed("asmi_demo").model.path_to_load_script
+        plan = Plan(config, [ASMI(), RAUQ(), Perplexity()])
+        plan.__dict__["without_model"] = []  # weights are not asked for
+        said = found("model", plan)
+        assert len(said) == len(texts)
+        for text, start in zip(said, texts, strict=True):
+            assert text.startswith(start)
+            assert "Perplexity" not in text
+
+
+def test_a_device_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(misfits.torch.cuda, "device_count", lambda: 1)
+    for device_map, absent in (
+        ("cuda:0", False), ("cuda:1", True), ("cuda", False), ("auto", False), (None, False),
+        ({"a": 0, "b": 2}, True), ({"a": "cpu"}, False),
+    ):  # fmt: skip
+        model = {"load_model_args": {"device_map": device_map}, "path_to_load_script": "own.py"}
+        texts = found("model", Plan(OmegaConf.create({"model": model})))
+        assert ["PyTorch sees 1 CUDA device" in text for text in texts] == [True] * absent

@@ -14,14 +14,14 @@ from tests.test_imports import parsed
 
 PACKAGE = Path(lm_polygraph_asmi.__file__).parent
 ROOT = PACKAGE.parent
-LINES, PARAMETERS = 60, 10
+LINES, PARAMETERS = 60, 8
 """Most lines of a function besides its docstring, and most parameters."""
 CEILINGS = {
-    "lm_polygraph_asmi": 10_020,
-    "lm_polygraph_asmi/scoring": 1267,
-    "lm_polygraph_asmi/decisions": 1186,
-    "tests": 11_644,
-    "scripts": 1076,
+    "lm_polygraph_asmi": 10_812,
+    "lm_polygraph_asmi/scoring": 1141,
+    "lm_polygraph_asmi/decisions": 921,
+    "tests": 12_677,
+    "scripts": 1095,
 }
 """Folder -> most statements of its modules."""
 WORDS = {"README.md": 800, "docs": 18_000}

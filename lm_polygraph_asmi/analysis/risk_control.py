@@ -112,7 +112,7 @@ def risk_threshold(
     test: then the risk, as the threshold rises, must pass `risk` once (page of the guarantee).
     Rows (n,) of whole clusters that are `choosing` chose the score: they do not test.
 
-    All draws are seeded by the scores (`seed_of`), so no order of rows or keys decides who tests.
+    All draws are seeded by the scores (`seed_of`), so no order of rows decides who tests.
 
     Example:
         >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
@@ -131,7 +131,12 @@ def risk_threshold(
             "expected at least two clusters, got one: use answers on several passages (with one "
             f"answer each, at least {least_labels(risk, confidence)} at this risk and confidence)"
         )
-    chosen = np.zeros(len(score), bool) if choosing is None else binary(choosing=choosing)
+    chosen = np.zeros(len(score), bool)
+    if choosing is not None:
+        check_rows(clusters, choosing=choosing)
+        chosen = binary(choosing=choosing).astype(bool)
+        if {*codes[chosen]} & {*codes[~chosen]}:
+            raise ValueError("choosing: expected whole clusters, got a part of one")
     tests = tests_of((score, errors, codes), chosen, risk, confidence, others, largest)
     limits = [
         float(limit)
@@ -167,7 +172,8 @@ def tests_of(
 ) -> SequencesOfTests:
     """The tests of `risk_threshold`, of (n,) scores, wrong answers and codes of clusters.
 
-    Labels do not change them, but for bets without `others`, where clusters choose the thresholds.
+    They do not depend on the order of rows. Labels count only for bets without `others`, where some
+    clusters choose the thresholds, and among equal scores of one cluster, which they order.
     """
     score, errors, codes = answers
     order, seed = np.lexsort((errors, score, codes)), seed_of(score)
@@ -176,7 +182,7 @@ def tests_of(
     codes = np.random.default_rng(seed).permutation(total)[codes]  # bets are placed in this order
     bets = largest > 2 and len(score) / largest >= BETTING_FROM[others is not None]
     if bets and others is None and not choosing.any():
-        choosing = choosing_rows(codes, seed)
+        choosing = choosing_rows(codes, (seed, 1))  # another stream, or the first keys would choose
     alone = np.isin(np.arange(len(codes)), thinned_rows(codes, largest, seed))
     testing = ~choosing & (bets | alone)
     rows, n = (score[testing], errors[testing], codes[testing]), len(set(codes[testing]))
@@ -325,7 +331,9 @@ def least_wins(gains: np.ndarray, level: float) -> int:
     return 1 + bisect_left(range(1, 10**9), True, key=reached)
 
 
-def choosing_rows(codes: np.ndarray, seed: int, share: float = CHOICE_SHARE) -> np.ndarray:
+def choosing_rows(
+    codes: np.ndarray, seed: int | tuple[int, int], share: float = CHOICE_SHARE
+) -> np.ndarray:
     """(n,) rows of the clusters, numbered from 0, that make choices and do not test."""
     order = np.random.default_rng(seed).permutation(codes.max() + 1)
     return np.isin(codes, order[: max(1, round(share * len(order)))])

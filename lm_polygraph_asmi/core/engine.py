@@ -117,7 +117,7 @@ class Engine:
         with self.session(model) as f:
             used = [self.settings(model, depth) for depth in depths or [self.config.depth]]
             answer_key = {
-                **(model_key(model) if self.store else {}),
+                **({} if self.store is None else model_key(model)),
                 "input_ids": [*prompt.tolist(), *responses[0]],
                 "prompt_length": len(prompt),
                 "ends": list(map(list, responses)) if len(responses) > 1 else [],
@@ -125,7 +125,7 @@ class Engine:
                 "details": self.details,
             }
             keys = [answer_key | settings.to_dict() for settings in used]
-            found: list[Any] = [self.store.get(key) if self.store else None for key in keys]
+            found: list[Any] = [None if self.store is None else self.store.get(key) for key in keys]
             missing = [at for at, stored in enumerate(found) if stored is None]
             if missing:
                 layers = [used[at].layer for at in missing]
@@ -139,7 +139,8 @@ class Engine:
                 start = time.perf_counter()
                 masked = algorithm.token_statistics(f, h_cache, used[at], self.details)
                 found[at] = answer | masked | {"masked_seconds": time.perf_counter() - start}
-        if self.store:  # after the session, which ends in an error if the model was changed
+        # After the session, which ends in an error if the model was changed.
+        if self.store is not None:
             for at in missing:
                 self.store.put(keys[at], found[at])
         return [

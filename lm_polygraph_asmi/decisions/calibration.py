@@ -142,7 +142,7 @@ class Calibration:
         more = [*REVISION, *(n for n in ("layer", "samples") if n in needed)]
         if self.signal == "adapt":  # also of its samples
             more += ["max_new_tokens", "temperature", "sampling"]
-            if settings.get("samples") == "generated":
+            if settings.get("samples") == "drawn":
                 settings = {**settings, "sampling": USUAL_SAMPLING}
         known = {n: key[n] for n in key if n in needed and n in settings}
         return known | {name: settings[name] for name in more if name in settings}

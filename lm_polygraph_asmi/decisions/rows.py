@@ -216,7 +216,7 @@ def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> Order
 
     The draw depends only on the keys of the rows: the same answers give the same draw.
     """
-    scored = _with_scores(rows, signal)
+    scored = [row for row in rows if row.content.get("digest")]  # others have no key
     every = zip(scored, answers_of(scored, signal), strict=True)
     known = [(row, answer) for row, answer in every if answer.answered]
     if not known:

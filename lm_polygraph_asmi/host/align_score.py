@@ -5,6 +5,7 @@ untrained head, and nothing is reported. It also reads a local file with `weight
 fails if a trainer saved objects of its own beside the weights.
 """
 
+import logging
 import pickle
 import re
 from collections.abc import Mapping
@@ -35,6 +36,8 @@ TENSORS = {
     ("torch._utils", "_rebuild_parameter"),
 }
 """What a checkpoint may call."""
+
+log = logging.getLogger("lm_polygraph")
 
 
 class _Skipped(dict[Any, Any]):
@@ -122,6 +125,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
             f"{checkpoint} is no checkpoint of AlignScore-large. Weights {differences}. "
             f"{EXPECTED.capitalize()}"
         )
+    if unexpected:
+        log.warning("%s: weights that AlignScore does not use: %s", checkpoint, differences)
     model.load_state_dict(weights, strict=False)
 
 

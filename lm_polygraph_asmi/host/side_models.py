@@ -26,6 +26,8 @@ def load_nli_model(
     import transformers
     from lm_polygraph.defaults.stat_calculator_builders import utils
 
+    if problem := classifier_problem("deberta_path", deberta_path, hf_cache):
+        raise ValueError(problem)
     nli_model = utils.load_nli_model(deberta_path, batch_size, device, hf_cache)
     if use_single_separator(nli_model.deberta_tokenizer):
         log.info(

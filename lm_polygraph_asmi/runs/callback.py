@@ -137,7 +137,7 @@ def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
             returned = main(argument)
     except Exception as error:
         folder = results_folder(config)
-        if shutil.disk_usage(folder).free >= FULL_DISK:
+        if not folder.is_dir() or shutil.disk_usage(folder).free >= FULL_DISK:
             raise
         raise SystemExit(
             f"no room is left in {folder} ({error}): free some, then {AGAIN}"
@@ -164,7 +164,8 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         raise KeyboardInterrupt(number)
 
     with patch.object(logging, "raiseExceptions", False):
-        if threading.current_thread() is not threading.main_thread():  # which alone has handlers
+        main = threading.current_thread() is threading.main_thread()  # which alone has handlers
+        if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # a launcher's own
             yield
             return
         before = signal.signal(signal.SIGTERM, interrupt)

@@ -247,7 +247,8 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
         if Path(first).exists():
             return load_dataset(str(first), *configuration, split=split).to_list(), None
         place, _, pinned = str(first).partition("@")
-        with patch.object(datasets.config, "HF_HUB_OFFLINE", bool(refusal)):
+        offline = bool(refusal) or datasets.config.HF_HUB_OFFLINE
+        with patch.object(datasets.config, "HF_HUB_OFFLINE", offline):
             table = load_dataset(place, *configuration, split=split, revision=pinned or None)
         commits = [Path(file["filename"]).parent.name for file in table.cache_files]
         if refusal and pinned and not "".join(commits).startswith(pinned):

@@ -363,7 +363,7 @@ class Scorer:
         if request.template:
             settings["template"] = dict(request.template)
         if self.config.method == "adapt":
-            settings["samples"] = "generated" if samples is None else "passed"
+            settings["samples"] = "drawn" if samples is None else "passed"
             if samples is None:
                 settings["temperature"] = TEMPERATURE
             else:

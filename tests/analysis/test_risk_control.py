@@ -136,7 +136,7 @@ def test_sequence_is_that_of_plain_loops(n, size, unlabelled):
         order, seed = np.lexsort((score, codes)), seed_of(score)  # of a cluster, by score
         score, wrong, codes = score[order], wrong[order], codes[order]
         codes = np.random.default_rng(seed).permutation(n)[codes]
-        choosing = choosing_rows(codes, seed, share) if share else np.zeros(n * size, bool)
+        choosing = choosing_rows(codes, (seed, 1), share) if share else np.zeros(n * size, bool)
         assert choosing.sum() == share * n * size
         rows = ~choosing if bets else thinned_rows(codes, size, seed)
         own, most = np.unique(codes[rows], return_inverse=True)[1], size if bets else 1
@@ -160,6 +160,23 @@ def test_sequence_is_that_of_plain_loops(n, size, unlabelled):
         if limits:
             assert found.coverage == np.mean(score <= found.threshold)
             assert found.error_rate == wrong[score <= found.threshold].mean()
+
+
+def test_no_order_of_keys_says_which_clusters_choose_for_bets():
+    score, wrong, names = answers(0, 260, 3)
+    codes, no_row = np.unique(names, return_inverse=True)[1], np.zeros(len(score), bool)
+    tests = risk_control.tests_of((score, wrong, codes), no_row, 0.25, 0.9, None, 3)
+    chose = {*codes[~np.isin(score, tests.rows[0])].tolist()}
+    assert len(chose) == 52
+    assert chose != {*range(52)}
+
+
+def test_rows_that_choose_are_whole_clusters():
+    keys = ["a", "a", "b", "c"]
+    with pytest.raises(ValueError, match="got a part of one"):
+        risk_threshold([1, 2, 3, 4], [0, 0, 1, 1], keys, 0.2, 0.9, choosing=[1, 0, 0, 0])
+    with pytest.raises(ValueError, match="choosing"):
+        risk_threshold([1, 2, 3, 4], [0, 0, 1, 1], keys, 0.2, 0.9, choosing=[1] * 5)
 
 
 def kept_and_tested(scores, labels, risk, level):

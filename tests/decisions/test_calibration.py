@@ -192,9 +192,9 @@ def test_every_setting_that_changes_a_score_is_compared(calibration):
     assert compared >= set(ASMIConfig.names()) - others
     with pytest.raises(ValueError, match="max_new_tokens 3 there, 5 here"):  # of the samples
         known.configured({"max_new_tokens": 5})
-    drawn = replace(known, settings=settings | {"samples": "generated"})
+    drawn = replace(known, settings=settings | {"samples": "drawn"})
     said = drawn.differences(drawn.settings | {"samples": "passed"})
-    assert "samples 'generated' there, 'passed' here" in said
+    assert "samples 'drawn' there, 'passed' here" in said
 
 
 def test_settings_left_out_are_the_calibrations(calibration):

@@ -112,7 +112,7 @@ def test_a_run_that_sampled_otherwise(tmp_path, sampled, differs):
         found = calibrate_run(place, 0.3, signal=signal, resamples=20)
         asked = found.settings | {"model": found.model, "method": signal, "temperature": 0.5}
         del asked["sampling"]
-        assert found.differences(asked | {"samples": "generated"}) == expected
+        assert found.differences(asked | {"samples": "drawn"}) == expected
         assert not found.differences({n: v for n, v in asked.items() if n != "temperature"})
 
 
@@ -120,7 +120,7 @@ def test_a_calibration_of_a_run_that_knows_nothing_of_its_samples(planted):
     """As before it was recorded: it is read, and decides by other signals."""
     for signal in ("adapt", "sem"):
         found = calibrate_run(planted, 0.3, signal=signal, resamples=20)
-        asked = found.settings | {"model": found.model, "samples": "generated", "temperature": 0.5}
+        asked = found.settings | {"model": found.model, "samples": "drawn", "temperature": 0.5}
         del found.settings["sampling"]
         said = " ".join(found.differences(asked))
         for name in ("sampling", "temperature"):

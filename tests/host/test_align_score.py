@@ -87,11 +87,12 @@ def test_what_is_no_checkpoint_is_refused(stand_ins, tmp_path, content, message)
         AlignScore(ckpt_path=str(file))
 
 
-def test_weights_that_a_score_does_not_need(stand_ins, tmp_path):
+def test_weights_that_a_score_does_not_need(stand_ins, tmp_path, caplog):
     more = {"base_model.embeddings.position_ids": torch.arange(514)[None], "loss.x": torch.ones(2)}
     torch.save(changed(stand_ins, lambda weights: weights | more), tmp_path / "x.ckpt")
     metric = AlignScore(ckpt_path=str(tmp_path / "x.ckpt"), target_is_claims=False)
     assert not metric.target_is_claims
+    assert "does not use: 1 unexpected: loss.x" in caplog.text
 
 
 def test_a_trainers_objects_beside_the_weights_are_skipped(stand_ins, tmp_path, monkeypatch):

@@ -17,10 +17,10 @@ ROOT = PACKAGE.parent
 LINES, PARAMETERS = 60, 8
 """Most lines of a function besides its docstring, and most parameters."""
 CEILINGS = {
-    "lm_polygraph_asmi": 10_812,
+    "lm_polygraph_asmi": 10_825,
     "lm_polygraph_asmi/scoring": 1141,
     "lm_polygraph_asmi/decisions": 921,
-    "tests": 12_677,
+    "tests": 12_691,
     "scripts": 1095,
 }
 """Folder -> most statements of its modules."""

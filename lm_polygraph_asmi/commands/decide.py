@@ -41,8 +41,7 @@ for option in PARAMETERS:
 def decide(calibration: str, sample: int | None, **options: Any) -> None:
     """Accept answers to the prompts in ROWS_FILE, or abstain.
 
-    ROWS_FILE is as for `score`; model and parameters are the calibration's. Each row gets
-    `accept`
+    ROWS_FILE is as for `score`; model and parameters are the calibration's. Each row gets `accept`
     (true, false, or null: no decision) and `reason`; --sheet writes a table to label for `monitor`.
     By MSP, perplexity or entropy, no masked pass is run.
 

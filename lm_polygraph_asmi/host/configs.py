@@ -1,5 +1,6 @@
 """The shipped configs: their folder, their nodes, and the node `asmi` with every setting."""
 
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,33 @@ def configs_path() -> Path:
 def container(node: DictConfig) -> dict[str, Any]:
     """A node of a run's config as plain values, interpolations resolved."""
     return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
+
+
+def has_shipped_script(model: Mapping[str, Any]) -> bool:
+    """Whether a run's model is loaded by a shipped script; a user's may load anything."""
+    script = model.get("path_to_load_script")
+    return not script or Path(str(script)).is_relative_to(configs_path())
+
+
+def needed_calculators(
+    stats: Iterable[str], entries: Iterable[Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Entries of calculators that statistics need, directly or not, by name; and what none returns.
+
+    Of several entries that return a statistic, the last one counts.
+    """
+    provider = {stat: entry for entry in entries for stat in entry.stats}
+    needed: dict[str, Any] = {}
+    unknown, wanted = list[str](), [*stats]
+    while wanted:
+        stat = wanted.pop()
+        entry = provider.get(stat)
+        if entry is None:
+            unknown.append(stat)
+        elif entry.name not in needed:
+            needed[entry.name] = entry
+            wanted.extend(entry.dependencies)
+    return needed, unknown
 
 
 def store_settings() -> None:

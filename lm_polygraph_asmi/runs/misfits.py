@@ -11,7 +11,7 @@ from lm_polygraph.generation_metrics.generation_metric import GenerationMetric
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm_polygraph_asmi.host.configs import configs_path, container
+from lm_polygraph_asmi.host.configs import container, has_shipped_script
 from lm_polygraph_asmi.host.mends import MENDS
 from lm_polygraph_asmi.host.model import class_without_attention, unmaskable_class
 from lm_polygraph_asmi.host.quality import METRICS
@@ -87,8 +87,7 @@ def model_misfits(plan: "Plan") -> Iterator[str]:
     model = container(plan.config.get("model") or OmegaConf.create({}))
     arguments = model.get("load_model_args") or {}
     yield from _absent_devices(arguments.get("device_map"))
-    script = str(model.get("path_to_load_script") or configs_path())
-    if plan.without_model or not script.startswith(str(configs_path())):
+    if plan.without_model or not has_shipped_script(model):
         return  # a load script of the user's may load another class
     try:
         config = read_config(model)

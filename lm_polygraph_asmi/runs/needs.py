@@ -15,7 +15,7 @@ from lm_polygraph.defaults.register_default_stat_calculators import (
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.host.align_score import CHECKPOINT, FILE, checkpoint_problem, source_of
-from lm_polygraph_asmi.host.configs import configs_path, container
+from lm_polygraph_asmi.host.configs import container, has_shipped_script, needed_calculators
 from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.side_models import CLASSIFIERS, classifier_problem
 from lm_polygraph_asmi.runs.rows import are_chosen, repository_of
@@ -125,7 +125,7 @@ def download(needs: Iterable[Need]) -> Iterator[str]:
 
 def _language_model(config: DictConfig) -> Iterator[Need]:
     model = container(config.get("model") or DictConfig({}))
-    name, script = str(model.get("path")), str(model.get("path_to_load_script") or configs_path())
+    name = str(model.get("path"))
     chosen = (model.get("load_model_args") or {}).get
     repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
     if "path" not in model or model.get("type", "CausalLM") not in ("CausalLM", "Seq2SeqLM"):
@@ -139,7 +139,7 @@ def _language_model(config: DictConfig) -> Iterator[Need]:
             problem and f"the model {name!r} {problem}; to use another, set model.path to a folder"
         )
         # A load script of the user's may know a model that is not here.
-        fatal = Path(script).is_relative_to(configs_path())
+        fatal = has_shipped_script(model)
         yield Need(f"model {name}", LANGUAGE_MODEL, repository, said, fatal)
 
 
@@ -168,15 +168,10 @@ def _calculators(plan: "Plan") -> dict[str, dict[str, Any]]:
     if "auto" in listed:
         language = plan.config.get("language", "en")
         entries = [*register_default_stat_calculators("Whitebox", language), *entries]
-    provider = {stat: entry for entry in entries for stat in entry.stats}  # the last one counts
-    needed: dict[str, Any] = {}
-    wanted = [stat for estimator in plan.estimators for stat in estimator.stats_dependencies]
-    while wanted:
-        entry = provider.get(wanted.pop())
-        if entry is not None and entry.name not in needed:
-            needed[entry.name] = container(entry.cfg)
-            wanted.extend(entry.dependencies)
-    return needed
+    needed, _ = needed_calculators(
+        (stat for estimator in plan.estimators for stat in estimator.stats_dependencies), entries
+    )
+    return {name: container(entry.cfg) for name, entry in needed.items()}
 
 
 def metrics_of(config: DictConfig) -> list[dict[str, Any]]:

@@ -7,9 +7,10 @@ from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.factory_stat_calculator import StatCalculatorContainer
 from lm_polygraph.utils.model import Model
 
-from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.host.configs import container, needed_calculators
 from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.model import class_without_attention
+from lm_polygraph_asmi.host.side_models import CLASSIFIERS
 from lm_polygraph_asmi.validation import check_number
 
 
@@ -52,8 +53,13 @@ def check_asked(
             f"expected generation_parameters.num_beams=1, got {parameters.num_beams}: the greedy "
             "answer is scored, and beams find another one"
         )
-    needed = _needed(estimator, available)
-    if any("sample_tokens" in calculator.stats for calculator in needed):
+    needed, unknown = needed_calculators(estimator.stats_dependencies, available)
+    if unknown:
+        raise ValueError(
+            f"{estimator} needs {unknown[0]!r}, which one prompt does not give, as training data "
+            "do: score it in a run of polygraph_eval"
+        )
+    if any("sample_tokens" in calculator.stats for calculator in needed.values()):
         check_number("generation_parameters.temperature", parameters.temperature)
         if parameters.temperature <= 0:
             raise ValueError(
@@ -63,32 +69,12 @@ def check_asked(
     reads_attention = any("attention" in stat for stat in estimator.stats_dependencies)
     if reads_attention and (name := class_without_attention(model.model.config)):
         raise TypeError(f"{estimator} reads attention maps, which {name} does not have")
-    for calculator in needed:
+    for calculator in needed.values():
         settings = container(calculator.cfg)
         settings |= settings.get("nli_model") or {}
-        for path in (settings.get(name) for name in ("deberta_path", "cross_encoder_name")):
+        for path in map(settings.get, CLASSIFIERS):
             if path and (why := Repository(path, cache=settings.get("hf_cache")).problem()):
                 raise ValueError(f"the model {path!r}, which {estimator} needs, {why}")
-
-
-def _needed(
-    estimator: Estimator, available: Sequence[StatCalculatorContainer]
-) -> list[StatCalculatorContainer]:
-    """Calculators that an estimator needs, directly or not."""
-    provider = {stat: calculator for calculator in available for stat in calculator.stats}
-    needed: dict[str, StatCalculatorContainer] = {}
-    wanted = [*estimator.stats_dependencies]
-    while wanted:
-        stat = wanted.pop()
-        if stat not in provider:
-            raise ValueError(
-                f"{estimator} needs {stat!r}, which one prompt does not give, as training data do: "
-                "score it in a run of polygraph_eval"
-            )
-        if provider[stat].name not in needed:
-            needed[provider[stat].name] = provider[stat]
-            wanted += provider[stat].dependencies
-    return list(needed.values())
 
 
 def _described(value: Any) -> str:

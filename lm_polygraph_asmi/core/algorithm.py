@@ -1,9 +1,9 @@
 """Algorithm 1 of the paper, "Sem-ASMI Uncertainty Estimation", up to the statistics of tokens.
 
 Input x of P tokens; model f; layer l*; S samples, mask rate p, truncation K (`Settings`). Line 1,
-the greedy answer y of T tokens, is the caller's: LM-Polygraph's, or that of a user. Lines 2 to 8
-follow. Line 9 is in `scores`, which estimators, `Score` and the report call, so that saved
-statistics can be scored again without a model.
+the greedy answer y of T tokens, is left to the caller: LM-Polygraph generates it, or a user has it.
+Lines 2 to 8 follow. Line 9 is in `scores`, which needs no model, so saved statistics can be scored
+again.
 """
 
 from typing import Any
@@ -43,65 +43,66 @@ from lm_polygraph_asmi.core.statistics import CANDIDATES, TOP_K, Settings, conca
 def unmasked_pass(
     f: MaskedModel, x_y: Int[Tensor, " tokens"], P: int, layers: list[int], scope: str
 ) -> UnmaskedPass:
-    """Line 2: h_cache, the states that enter each layer to be masked.
+    """Line 2 for each layer l* of `layers`; the paper's h^cache is the field `entering`.
 
-    The whole model runs, not only f_pre: the unmasked distributions are used as well.
+    The whole model runs, not only f^pre: the unmasked distributions are used as well.
     """
     # 2: h_cache <- f_pre(x, y)
     return run_unmasked(f, x_y, P, layers, scope, keeps_cache(f, layers, scope))
 
 
 def token_statistics(
-    f: MaskedModel, h_cache: UnmaskedPass, settings: Settings, details: bool = False
+    f: MaskedModel, unmasked: UnmaskedPass, settings: Settings, details: bool = False
 ) -> dict[str, Any]:
     """Lines 3 to 8: MI_t, in nats, and A_t at each of the T positions of y, (T,) each.
 
     Args:
+        unmasked: what `unmasked_pass` returned.
         details: whether statistics of each mask, and of the most likely tokens, are added.
 
     Returns:
         Fields of `AnswerStatistics`, these two among them.
     """
     config, layer, K = settings.config, settings.layer, settings.config.top_k
-    x_y, P = h_cache.input_ids, h_cache.prompt_length
-    y, seeding = x_y[P:], x_y[:P] if config.seeded_by == "prompt" else x_y
+    x_y, P = unmasked.input_ids, unmasked.prompt_length
     p, S = operating_point(settings.num_heads, config.num_masks, config.mask_rate)
     # 3, 4: for s = 1 to S, sample masks m^(s) in {0, 1}^H, m_h ~ Bernoulli(1 - p)
+    seeding = x_y[:P] if config.seeded_by == "prompt" else x_y
     seed = example_seed(config.seed, [layer, *seeding.tolist()])
     generator = torch.Generator().manual_seed(seed)
     masks = sample_head_masks(S, settings.num_heads, p, generator, config.mask_sampler)
     # 5: {p_t^(s)} <- f_suf(h_cache; m^(s)) at positions of y, as states before the unembedding
-    subnetworks = run_subnetworks(f, h_cache, layer, masks, config.memory_budget)
-    W_lm = unembedding(f)
+    subnetworks = run_subnetworks(f, unmasked, layer, masks, config.memory_budget)
+    y, W_lm = x_y[P:], unembedding(f)
     positions, kernel_rows = reduced_at_once(len(subnetworks.hidden), K, W_lm, config.memory_budget)
 
     def reduced(at: range) -> dict[str, np.ndarray]:
         """Statistics of a few positions; no array of size V leaves the device."""
         log_probs = readout(f, subnetworks.hidden[:, at.start : at.stop])
-        counts, index = subnetworks.drawn_on(log_probs.device)
         weight = W_lm.to(log_probs.device)
-        by_rank = ranked(log_probs, max(K, *TOP_K))
+        # Equal masks ran once: how often each was drawn, and of each drawn mask the one that ran.
+        counts, ran = subnetworks.drawn_on(log_probs.device)
         share = mask_weights(counts, len(log_probs))
+        by_rank = ranked(log_probs, max(K, *TOP_K))
         # 7: form top-K union support and tail-bucket distributions
         support = union_support(log_probs, K, by_rank)
         # 8: compute MI_t and A_t, equations "mi" and "agreement"
         information = disagreement(support, counts)
         agreement = agreement_on_support(support, weight, counts, kernel_rows)
         coverage = torch.einsum("s,stk->tk", share, top_k_coverage(log_probs, TOP_K, by_rank))
-        found = {
+        statistics = {
             "mi": information.mutual_information,
             "agreement": agreement,
             "entropy_of_mean": information.entropy_of_mean,
             "mean_entropy": information.mean_entropy,
             "tail_mass": share @ support.tail,
             "coverage": coverage.float(),
-            "top_token": most_likely(by_rank)[index].int(),
+            "top_token": most_likely(by_rank)[ran].int(),
         }
         if details:
-            found |= mask_details(
-                log_probs, information, weight, counts, index, y[at.start : at.stop]
-            )
-        return {name: value.cpu().numpy() for name, value in found.items()}
+            chosen = y[at.start : at.stop]
+            statistics |= mask_details(log_probs, information, weight, share, ran, chosen)
+        return {name: value.cpu().numpy() for name, value in statistics.items()}
 
     statistics = concatenated(in_chunks(reduced, range(len(y)), positions)) | {"mask_seed": seed}
     return statistics | ({"masks": masks.to(torch.bool).numpy()} if details else {})
@@ -111,17 +112,16 @@ def mask_details(
     log_probs: Float[Tensor, "distinct T V"],
     information: Disagreement,
     W_lm: Float[Tensor, "V D"],
-    counts: Float[Tensor, " distinct"],
-    index: Int[Tensor, " S"],
+    share: Float[Tensor, " distinct"],
+    ran: Int[Tensor, " S"],
     y: Int[Tensor, " T"],
 ) -> dict[str, Tensor]:
-    """Statistics of each mask, and of the tokens that are most likely on average."""
-    share = mask_weights(counts, len(log_probs))
+    """Statistics of each drawn mask, and of the tokens that are most likely on average."""
     mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
     candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
     return {
-        "kl": information.divergence_from_mean[index].float(),
-        "masked_log_likelihood": log_probs[:, range(len(y)), y][index].float(),
+        "kl": information.divergence_from_mean[ran].float(),
+        "masked_log_likelihood": log_probs[:, range(len(y)), y][ran].float(),
         "candidates": candidates.int(),
         "candidate_cosines": cosines(W_lm[candidates]),
     }

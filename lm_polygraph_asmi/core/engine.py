@@ -37,18 +37,18 @@ from lm_polygraph_asmi.core.model.memory import distributions_at_once, in_chunks
 from lm_polygraph_asmi.core.statistics import AnswerStatistics, Settings, concatenated
 
 NO_EVIDENCE = 1.0
-"""div(x) where fewer than two sampled responses have a token: as of unrelated ones.
+"""div(x) if fewer than two sampled responses have a token: that of unrelated responses.
 
-With the paper's tau and beta alpha is then below 0.001, so Adapt-ASMI is nearly ASMI: its discount
-needs evidence that answers paraphrase each other.
+The discount of Adapt-ASMI needs evidence that answers paraphrase each other. With the paper's tau
+and beta, this value gives an alpha below 0.001, so Adapt-ASMI is nearly ASMI.
 """
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Keeps statistics under keys that hold all they depend on, as `results.cache.ResultCache`.
+    """Keeps statistics under keys that hold all they depend on; `results.cache.ResultCache` is one.
 
-    Nothing may be kept under a key whose "revision" is None: it does not identify the model.
+    Nothing may be kept under a key whose "revision" is None, which does not identify the model.
     """
 
     def get(self, key: dict[str, Any]) -> Any | None: ...
@@ -57,12 +57,19 @@ class Store(Protocol):
 
 
 class Engine:
-    """Scores responses under S head masks at one layer, or at several, each by itself.
+    """Scores responses under S head masks at one layer, or at several layers one by one.
 
-    Per response: one unmasked pass, then the layers from the target layer on, under S masks.
-    `details`: also masks, per-mask KL and log-likelihoods, and the top candidates. `store`: is
-    searched before any pass, and gets what is computed. Other settings are those of `ASMIConfig`;
-    ValueError: one out of range, TypeError: an unknown one.
+    A response takes one unmasked pass, and S masked passes that begin at the masked layer.
+
+    Args:
+        details: whether statistics of each mask are returned: the mask, its KL divergence and
+            log-likelihoods; and the most likely tokens.
+        store: is searched before any pass, and gets what is computed.
+        config, **settings: those of `ASMIConfig`.
+
+    Raises:
+        TypeError: an unknown setting.
+        ValueError: a setting out of range.
     """
 
     def __init__(
@@ -104,48 +111,44 @@ class Engine:
         *responses: Sequence[int],
         depths: Sequence[float] | None = None,
     ) -> list[AnswerStatistics]:
-        """All statistics of a prompt and a response of T tokens at each depth, by default the
-        config's, from one unmasked pass; stored ones are read.
+        """The statistics of a response at each depth, from one unmasked pass, or from the store.
 
-        Several `responses` are the token ids of one answer with each of the ends that it may have,
-        such as a stop string or an end token. The one that the model would write is scored, see
-        `_unmasked_pass`. Raises ValueError: an empty response, or text longer than the context
-        window; FloatingPointError: logits that are no distribution, as `readout`.
+        Args:
+            responses: token ids of the response; or of one answer with each of the ends that it may
+                have, such as a stop string or an end token. Of several, the one that the model
+                would write is scored, see `_unmasked_pass`.
+            depths: by default, the config's.
+
+        Raises:
+            ValueError: an empty response, or text longer than the context window.
+            FloatingPointError: logits that are no distribution, see `readout`.
         """
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
         start = time.perf_counter()
         with self.session(model) as f:
-            used = [self.settings(model, depth) for depth in depths or [self.config.depth]]
-            answer_key = {
-                **({} if self.store is None else model_key(model)),
-                "input_ids": [*prompt.tolist(), *responses[0]],
-                "prompt_length": len(prompt),
-                "ends": list(map(list, responses)) if len(responses) > 1 else [],
-                "compile": self.config.compile,
-                "details": self.details,
-            }
-            keys = [answer_key | settings.to_dict() for settings in used]
-            found: list[Any] = [None if self.store is None else self.store.get(key) for key in keys]
-            missing = [at for at, stored in enumerate(found) if stored is None]
+            at_depths = [self.settings(model, depth) for depth in depths or [self.config.depth]]
+            keys = self._keys(model, prompt, responses, at_depths)
+            results: list[Any] = [None if self.store is None else self.store.get(k) for k in keys]
+            missing = [at for at, result in enumerate(results) if result is None]
             if missing:
-                layers = [used[at].layer for at in missing]
-                h_cache = self._unmasked_pass(f, prompt, responses, layers)
-                answer = self._unmasked_statistics(f, h_cache) | {
+                layers = [at_depths[at].layer for at in missing]
+                unmasked = self._unmasked_pass(f, prompt, responses, layers)
+                shared = self._unmasked_statistics(f, unmasked) | {
                     "prompt_length": len(prompt),
                     # The copy to NumPy has synchronized with the device.
                     "unmasked_seconds": time.perf_counter() - start,
                 }
             for at in missing:
                 start = time.perf_counter()
-                masked = algorithm.token_statistics(f, h_cache, used[at], self.details)
-                found[at] = answer | masked | {"masked_seconds": time.perf_counter() - start}
+                masked = algorithm.token_statistics(f, unmasked, at_depths[at], self.details)
+                results[at] = shared | masked | {"masked_seconds": time.perf_counter() - start}
         # After the session, which ends in an error if the model was changed.
         if self.store is not None:
             for at in missing:
-                self.store.put(keys[at], found[at])
+                self.store.put(keys[at], results[at])
         return [
-            AnswerStatistics(settings=used[at], reused=at not in missing, **statistics)
-            for at, statistics in enumerate(found)
+            AnswerStatistics(settings=at_depths[at], reused=at not in missing, **result)
+            for at, result in enumerate(results)
         ]
 
     def read(
@@ -154,10 +157,10 @@ class Engine:
         prompt: Int[Tensor, " P"],
         *responses: Sequence[int],
     ) -> dict[str, np.ndarray]:
-        """A response's tokens, their entropy and log-likelihood, (T,), nats; without masked passes.
+        """Statistics of the unmasked model only, as `_unmasked_statistics`, and "hidden".
 
-        Also the model's most likely tokens, (T,), and "hidden", (T, D): states after the masked
-        layer at the positions that predict the tokens. Arguments and errors are those of `score`.
+        "hidden", (T, D): states after the masked layer, at the positions that predict the tokens.
+        Arguments and errors are those of `score`.
         """
         with self.session(model) as f:
             layer = self.settings(model).layer
@@ -165,6 +168,24 @@ class Engine:
             check_unmasked(f, unmasked)
             hidden = unmasked.after[layer].double().cpu().numpy()
             return self._unmasked_statistics(f, unmasked) | {"hidden": hidden}
+
+    def _keys(
+        self,
+        model: PreTrainedModel,
+        prompt: Int[Tensor, " P"],
+        responses: Sequence[Sequence[int]],
+        at_depths: list[Settings],
+    ) -> list[dict[str, Any]]:
+        """All that the statistics depend on, at each depth; without a store, not the model."""
+        answer = {
+            **({} if self.store is None else model_key(model)),
+            "input_ids": [*prompt.tolist(), *responses[0]],
+            "prompt_length": len(prompt),
+            "ends": list(map(list, responses)) if len(responses) > 1 else [],
+            "compile": self.config.compile,
+            "details": self.details,
+        }
+        return [answer | settings.to_dict() for settings in at_depths]
 
     def _unmasked_pass(
         self,
@@ -178,8 +199,8 @@ class Engine:
         A text does not say which tokens end it (an end token, a stop string), and each end makes
         another response, with another T and another score. The model chooses as in generation: at
         the first place where the responses differ, those with the most probable token remain, and
-        so on until one is left. The last token of a response does not run, so responses that differ
-        in it alone share a pass.
+        so on until one is left, or all begin with the shortest, at which generation ends. The last
+        token of a response does not run, so responses that differ in it alone share a pass.
         """
 
         def run(response: Sequence[int]) -> UnmaskedPass:
@@ -187,29 +208,23 @@ class Engine:
             return algorithm.unmasked_pass(f, x_y, len(prompt), layers, self.config.scope)
 
         left = sorted(responses, key=len)
-        passed, found = left[0], run(left[0])
-        while len(left) > 1:
-            at = next(
-                (n for n, ids in enumerate(zip(*left, strict=False)) if len({*ids}) > 1), None
-            )
-            if at is None:  # all begin with the shortest, at which generation ends
-                left = left[:1]
-                break
-            if passed[:at] != left[0][:at]:
-                passed, found = left[0], run(left[0])
-            log_probs = readout(f, found.final_hidden[at])
-            token = max({one[at] for one in left}, key=lambda token: log_probs[token].item())
-            left = [one for one in left if one[at] == token]
-        (response,) = left
-        if response[:-1] != passed[:-1]:
+        ran, unmasked = left[0], run(left[0])
+        while (place := first_difference(left)) is not None:
+            if ran not in left:
+                ran, unmasked = left[0], run(left[0])
+            log_probs = readout(f, unmasked.final_hidden[place])
+            token = max({ids[place] for ids in left}, key=lambda token: log_probs[token].item())
+            left = [ids for ids in left if ids[place] == token]
+        response = left[0]
+        if response[:-1] != ran[:-1]:
             return run(response)
-        x_y = found.input_ids.clone()
+        x_y = unmasked.input_ids.clone()
         x_y[-1] = response[-1]
-        return replace(found, input_ids=x_y)
+        return replace(unmasked, input_ids=x_y)
 
     def _unmasked_statistics(self, f: MaskedModel, unmasked: UnmaskedPass) -> dict[str, np.ndarray]:
-        """The answer's tokens, their entropy and log-likelihood, (T,), nats, and the most likely
-        tokens.
+        """(T,) each: "tokens", their "log_likelihood" and the "entropy" of their distributions, in
+        nats, and "likeliest", the most likely tokens.
 
         Raises ValueError: a token of probability 0, whose MSP is infinite.
         """
@@ -217,24 +232,31 @@ class Engine:
 
         def of(at: range) -> dict[str, np.ndarray]:
             log_probs = readout(f, hidden[at.start : at.stop]).double()
-            entropy, chosen = entr(log_probs.exp()).sum(-1), log_probs[range(len(at)), tokens[at]]
-            likeliest = log_probs.argmax(-1)
-            found = {"entropy": entropy, "log_likelihood": chosen, "likeliest": likeliest}
-            return {name: values.cpu().numpy() for name, values in found.items()}
+            statistics = {
+                "entropy": entr(log_probs.exp()).sum(-1),
+                "log_likelihood": log_probs[range(len(at)), tokens[at]],
+                "likeliest": log_probs.argmax(-1),
+            }
+            return {name: values.cpu().numpy() for name, values in statistics.items()}
 
         at_once = distributions_at_once(f.model, hidden.device, self.config.memory_budget)
-        found = concatenated(in_chunks(of, range(len(tokens)), at_once))
-        found["tokens"] = tokens.numpy().astype(np.int64)
-        impossible = np.flatnonzero(np.isneginf(found["log_likelihood"])).tolist()
-        if impossible:
-            at = impossible[0]
+        statistics = concatenated(in_chunks(of, range(len(tokens)), at_once))
+        impossible = np.flatnonzero(np.isneginf(statistics["log_likelihood"]))
+        if len(impossible):
+            at = int(impossible[0])
             raise ValueError(
                 f"the answer's token {at + 1} of {len(tokens)} (id {int(tokens[at])}) has "
                 "probability 0 under the model, whose logit for it is minus infinity: the model "
                 "would never write this answer, and its MSP is infinite. Check the answer, or the "
                 "tokenizer"
             )
-        return found
+        return statistics | {"tokens": tokens.numpy().astype(np.int64)}
+
+
+def first_difference(sequences: Sequence[Sequence[int]]) -> int | None:
+    """The first place at which token sequences differ, where none has ended; or None."""
+    places = enumerate(zip(*sequences, strict=False))
+    return next((place for place, tokens in places if len({*tokens}) > 1), None)
 
 
 def diversity_of(
@@ -246,8 +268,8 @@ def diversity_of(
 ) -> list[float]:
     """div(x) of each of several lists of N responses to a prompt; higher = more diverse.
 
-    All lists have the same N; `NO_EVIDENCE` if N < 2. Callers leave out empty responses, and cut
-    each behind the token that is embedded, see `response_embeddings`.
+    All lists have the same N; if N < 2, `NO_EVIDENCE` is returned. Empty responses must be left
+    out. The last token of each response is embedded, see `response_embeddings`.
     """
     if len(responses[0]) < 2:
         return [NO_EVIDENCE] * len(responses)

@@ -28,24 +28,25 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
 
     Reads every weight, once as long as the model does not change.
     """
-    found = findings(model)
-    if "key" not in found:
-        found["key"] = {"revision": _revision(model), "device": model.device.type}
-        if found["key"]["revision"] is None:
+    kept = findings(model)
+    if "key" not in kept:
+        revision = _revision(model)
+        kept["key"] = {"revision": revision, "device": model.device.type}
+        if revision is None:
             log.warning(
                 "%s has forward hooks, or a forward method set on a module. Their results cannot "
                 "be identified, so nothing of this model is stored in a result cache. Remove them",
                 type(model).__name__,
             )
-    key: dict[str, Any] = found["key"]
+    key: dict[str, Any] = kept["key"]
     return key
 
 
 def _revision(model: PreTrainedModel) -> str | None:
     """Hash of what a model computes with; None if code of others acts in it, which has no hash.
 
-    An object in memory may differ from the commit that it was loaded from. So these count: values
-    that a checkpoint has, classes of modules, configuration, adapters and their scaling.
+    A model in memory may differ from the commit that it was loaded from, so the hash is of the
+    model itself: weights, classes of modules, configuration, adapters and their scaling.
     """
     if has_foreign_code(model):
         return None
@@ -79,8 +80,10 @@ def _in_order(value: Any) -> Any:
 
 
 def _checksum(name: str, tensor: Tensor) -> int:
-    """Exact and position-dependent, on the tensor's device: sum of (2 i + 1) x_i mod 2^64, with x_i
-    the bits of its values."""
+    """Sum of (2 i + 1) x_i mod 2^64 over the bits x_i of the values, computed on their device.
+
+    So it depends on every bit and on the order of the values.
+    """
     try:
         values = tensor.detach().contiguous().reshape(-1)
         total = 0

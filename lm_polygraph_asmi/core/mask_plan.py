@@ -53,11 +53,11 @@ def tolerated_heads(num_heads: int) -> int:
 
 
 def heads_masked_at_once(num_heads: int, mask_rate: float) -> tuple[int, float]:
-    """The 1 - `DEGRADATION` quantile of the number of heads that one mask masks.
+    """How many heads one mask masks at most, in all but a share `DEGRADATION` of the masks.
 
     Returns:
-        That of the binomial distribution, by which p is chosen (`largest_mask_rate`); and equation
-        "app-fidelity", a Gaussian upper bound.
+        The quantile of the binomial distribution, by which `largest_mask_rate` chooses p; and its
+        Gaussian approximation, equation "app-fidelity" of the paper.
 
     Example:
         >>> exact, gaussian = heads_masked_at_once(32, 0.15)  # 4.8 heads on average
@@ -74,7 +74,7 @@ def heads_masked_at_once(num_heads: int, mask_rate: float) -> tuple[int, float]:
 def largest_mask_rate(num_heads: int) -> float:
     """Largest p at which at most `DEGRADATION` of the masks mask more than `tolerated_heads`.
 
-    With the exact binomial instead of the Gaussian in equation "app-fidelity".
+    Exact by the binomial distribution, which the paper's equation "app-fidelity" approximates.
 
     Raises:
         ValueError: fewer than 4 heads, so that a quarter is less than one head.
@@ -93,8 +93,8 @@ def operating_point(
 ) -> OperatingPoint:
     """Cheapest admissible (p, S): `largest_mask_rate`, and `masks_for_coverage` at that rate.
 
-    Only values that are None are derived. 32 heads give the paper's values; 9 give (0.09, 56),
-    4 give (0.09, 47). ValueError: `mask_rate` is None for fewer than 4 heads.
+    A value that is given stays. 32 heads give the paper's values; 9 give (0.09, 56), 4 give
+    (0.09, 47). ValueError: fewer than 4 heads without a `mask_rate`.
 
     Example:
         >>> operating_point(32)

@@ -1,7 +1,7 @@
 """Line 9 of Algorithm 1: from MI_t and A_t of the tokens to the score of the answer.
 
-Every score is made here: those of benchmark runs, of single answers, and those that are computed
-again from saved statistics. Without torch, so that a report does not import it.
+Every score is computed here: in benchmark runs, for single answers, and from saved statistics. No
+torch is imported, so that a report does not need it.
 """
 
 import math
@@ -38,8 +38,8 @@ def adaptive_gate(
 
 
 def discount(config: ASMIConfig, diversity: float = math.nan) -> float:
-    """alpha, the weight of the semantic discount: 0 for ASMI, 1 for Sem-ASMI, for Adapt-ASMI that
-    of the input's div(x)."""
+    """alpha, the weight of the semantic discount: 0 for ASMI, 1 for Sem-ASMI, `adaptive_gate` of
+    the input's div(x) for Adapt-ASMI."""
     if config.method == "adapt":
         return adaptive_gate(diversity, config.tau, config.beta)
     return float(config.method == "sem")

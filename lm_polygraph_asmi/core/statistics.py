@@ -21,12 +21,12 @@ UNMASKED = (
     "tokens", "prompt_length", "entropy", "log_likelihood", "likeliest", "unmasked_seconds",
     "masked_seconds", "reused",
 )  # fmt: skip
-"""Fields that do not depend on the masked layer, and times: a run saves them in other places."""
+"""Fields that a run does not save by depth: those of the unmasked model, and times."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A config with the S, p and attention in use, and values of a model.
+    """A config with the S, p and attention in use, and what they depend on in the model.
 
     Saved with every example and depth, as a flat dictionary of plain values.
     """
@@ -47,22 +47,22 @@ class Settings:
 class AnswerStatistics:
     """Statistics of an answer under S head masks at one layer.
 
-    T: tokens of the answer, S: masks, H: heads of the layer; all values in nats. "Support": the
-    union of the subnetworks' top-K sets, and the rest as one token.
+    T: tokens of the answer, S: masks, H: heads of the layer; all values in nats. The support is the
+    union of the subnetworks' top-K sets and one bin for all other tokens.
     """
 
     tokens: Int[np.ndarray, " T"]
     prompt_length: int
-    # Of the unmasked model, over the whole vocabulary; the same at every depth.
+    # Of the unmasked model's distributions over the whole vocabulary; the same at every depth.
     entropy: Float[np.ndarray, " T"]  # higher = more uncertain
     log_likelihood: Float[np.ndarray, " T"]  # at most 0
-    # Of the subnetworks, on the support; A_t without the rest, coverage over the whole vocabulary.
+    # Of the subnetworks' distributions on the support.
     mi: Float[np.ndarray, " T"]  # MI_t, higher = more uncertain
-    agreement: Float[np.ndarray, " T"]  # A_t in [0, 1], higher = closer in meaning
+    agreement: Float[np.ndarray, " T"]  # A_t in [0, 1], higher = closer in meaning; top-K only
     entropy_of_mean: Float[np.ndarray, " T"]  # of the averaged distribution
     mean_entropy: Float[np.ndarray, " T"]  # mean over masks
     tail_mass: Float[np.ndarray, " T"]  # mean over masks of the mass outside the union
-    coverage: Float[np.ndarray, "T 7"]  # of the top K, for each K of `TOP_K`
+    coverage: Float[np.ndarray, "T 7"]  # mean mass of the top K, for each K of `TOP_K`
     top_token: Int[np.ndarray, "S T"]  # the most likely one
     mask_seed: int
     settings: Settings  # in use, with those derived for the model
@@ -79,10 +79,10 @@ class AnswerStatistics:
     candidate_cosines: Float[np.ndarray, "T 8 8"] | None = None  # of their rows, not clipped
 
     def masked(self) -> dict[str, Any]:
-        """What the masked layer adds, as plain values by name: what a run saves by depth."""
+        """Statistics of the masked layer by name, its settings as plain values."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in UNMASKED}
-        values = {name: value for name, value in values.items() if value is not None}
-        return values | {"settings": self.settings.to_dict()}
+        values["settings"] = self.settings.to_dict()
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def concatenated(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:

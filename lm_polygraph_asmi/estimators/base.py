@@ -35,15 +35,18 @@ def require(stats: Mapping[str, Any], name: str) -> Any:
     return stats[name]
 
 
-class _Statistic(str):
-    """Name of a statistic that says how to compute it where LM-Polygraph reports it as missing."""
+class _OurStatistic(str):
+    """Name of a statistic of this package, which brings advice into LM-Polygraph's errors.
+
+    LM-Polygraph raises an error with an f-string that contains the name, if no calculator of the
+    run returns the statistic. An f-string calls `__format__`, which adds how to get the calculator;
+    everywhere else this is a plain string.
+    """
 
     def __format__(self, spec: str) -> str:
-        if not self.startswith("asmi"):
-            return super().__format__(spec)
         return (
-            f"{self.__str__()} (of the package lm_polygraph_asmi: call its estimate_uncertainty in "
-            "the place of LM-Polygraph's; pass available_stat_calculators="
+            f"{self!s} (of the package lm_polygraph_asmi: call its estimate_uncertainty in the "
+            "place of LM-Polygraph's; pass available_stat_calculators="
             "lm_polygraph_asmi.available_stat_calculators(estimators) to UEManager; in a config, "
             "add `- stat_calculators: asmi`)"
         )
@@ -79,7 +82,9 @@ class MaskedHeadsEstimator(Estimator):
         if self.method is not None:
             settings |= {"method": self.method}
         self.config = (config or ASMIConfig()).replace(**settings)
-        super().__init__([_Statistic(name) for name in self._dependencies()], "sequence")
+        names = self._dependencies()
+        ours = [_OurStatistic(name) if name.startswith("asmi") else name for name in names]
+        super().__init__(ours, "sequence")
 
     def _dependencies(self) -> list[str]:
         return ["asmi", "asmi_closing"]

@@ -1,7 +1,7 @@
 """The transformers model and the exact prompt ids behind LM-Polygraph's models and batches."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -16,6 +16,7 @@ from lm_polygraph_asmi.core.model.structure import classes, refusal
 from lm_polygraph_asmi.host.generation import shipped_settings
 
 if TYPE_CHECKING:
+    from lm_polygraph.estimators import Estimator
     from lm_polygraph.utils.model import Model
 
 
@@ -66,6 +67,17 @@ def class_without_attention(config: PretrainedConfig) -> str | None:
     name = _class_name(config)
     row = classes().get(name or "")
     return name if row and row["all"].startswith("has no attention heads: ") else None
+
+
+def attention_readers(
+    estimators: "Iterable[Estimator]", statistic: str = "attention"
+) -> "list[Estimator]":
+    """Estimators that read attention maps, or something computed from them.
+
+    `statistic`: by default any of these; "attention_all" are the maps that LM-Polygraph keeps when
+    it generates the greedy answer.
+    """
+    return [e for e in estimators if any(statistic in name for name in e.stats_dependencies)]
 
 
 def _class_name(config: PretrainedConfig) -> str | None:

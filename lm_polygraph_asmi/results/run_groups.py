@@ -219,7 +219,7 @@ class RunGroup:
         return next((saved for run in runs if (saved := self.masked("mi", run))), None)
 
     def tokens(self, values: list[Any] | None) -> list[np.ndarray] | None:
-        """A statistic of every token, without closing tokens if scores are.
+        """A statistic of the tokens that count in scores (`ASMIConfig.counted`).
 
         None if it was not saved for every row, or is not finite.
         """
@@ -229,10 +229,10 @@ class RunGroup:
         if not all(len(value) and np.isfinite(value).all() for value in arrays):
             return None
         closing = self.saved("asmi_closing")
-        if closing and not all(self.methods[m].closing_token for m in self.variants.values()):
-            ends = [-1 if closes else None for closes in closing]
-            arrays = [a[:end] if len(a) > 1 else a for a, end in zip(arrays, ends, strict=True)]
-        return arrays
+        if closing is None:
+            return arrays
+        counted = map(self._operating.counted, map(len, arrays), closing)
+        return [array[:number] for array, number in zip(arrays, counted, strict=True)]
 
     def settings(self) -> dict[str, Any] | None:
         """ASMI's settings at the operating depth."""

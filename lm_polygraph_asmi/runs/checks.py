@@ -20,6 +20,7 @@ from rich.filesize import decimal
 from lm_polygraph_asmi.config import ASMIConfig, check_stop
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
+from lm_polygraph_asmi.host.model import attention_readers
 from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
 from lm_polygraph_asmi.host.window import read_window
 from lm_polygraph_asmi.options import check_shell_stop
@@ -190,9 +191,7 @@ def check_window(plan: Plan) -> Iterator[Finding]:
     if plan.without_model:
         yield from plan.without_model
         return
-    maps = config.get("output_attentions") and any(
-        "attention_all" in estimator.stats_dependencies for estimator in plan.estimators
-    )
+    maps = config.get("output_attentions") and attention_readers(plan.estimators, "attention_all")
     try:
         window = read_window(model, bool(config.get("instruct")), bool(maps))
         too_long = unusable_rows(plan.asked, lambda row: window.too_long(row.input, limit))

@@ -13,7 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lm_polygraph_asmi.host.configs import container, has_shipped_script
 from lm_polygraph_asmi.host.mends import MENDS
-from lm_polygraph_asmi.host.model import class_without_attention, unmaskable_class
+from lm_polygraph_asmi.host.model import (
+    attention_readers,
+    class_without_attention,
+    unmaskable_class,
+)
 from lm_polygraph_asmi.host.quality import METRICS
 from lm_polygraph_asmi.host.window import read_config
 from lm_polygraph_asmi.results.runs import load_run
@@ -100,9 +104,7 @@ def model_misfits(plan: "Plan") -> Iterator[str]:
     structure = OmegaConf.select(plan.config, "asmi.structure")
     if masking and (reason := unmaskable_class(config, structure)):
         yield f"{reason}: leave out {', '.join(masking)}, {advice}"
-    mapped = [
-        str(e) for e in plan.estimators if any("attention" in s for s in e.stats_dependencies)
-    ]
+    mapped = list(map(str, attention_readers(plan.estimators)))
     if mapped and (name := class_without_attention(config)):
         yield f"{name} has no attention maps: leave out {', '.join(mapped)}, {advice}"
 

@@ -9,7 +9,7 @@ from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.host.configs import container, needed_calculators
 from lm_polygraph_asmi.host.hub import Repository
-from lm_polygraph_asmi.host.model import class_without_attention
+from lm_polygraph_asmi.host.model import attention_readers, class_without_attention
 from lm_polygraph_asmi.host.side_models import CLASSIFIERS
 from lm_polygraph_asmi.validation import check_number
 
@@ -66,8 +66,7 @@ def check_asked(
                 "expected generation_parameters.temperature above 0, got "
                 f"{parameters.temperature}: {estimator} samples answers"
             )
-    reads_attention = any("attention" in stat for stat in estimator.stats_dependencies)
-    if reads_attention and (name := class_without_attention(model.model.config)):
+    if attention_readers([estimator]) and (name := class_without_attention(model.model.config)):
         raise TypeError(f"{estimator} reads attention maps, which {name} does not have")
     for calculator in needed.values():
         settings = container(calculator.cfg)

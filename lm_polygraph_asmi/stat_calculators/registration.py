@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.host.configs import CALCULATOR_OPTIONS
+from lm_polygraph_asmi.host.model import attention_readers
 from lm_polygraph_asmi.results.names import DIVERSITY, MASKED_HEADS
 from lm_polygraph_asmi.stat_calculators.asked import check_asked, check_kinds
 
@@ -157,9 +158,9 @@ def available_stat_calculators(
         ),
         stats=[*SamplingGenerationCalculator.meta_info()[0], "seconds_samples"],
     )
-    maps = any("attention_all" in estimator.stats_dependencies for estimator in estimators)
+    maps = attention_readers(estimators, "attention_all")
     return [
-        *register_default_stat_calculators("Whitebox", output_attentions=maps),
+        *register_default_stat_calculators("Whitebox", output_attentions=bool(maps)),
         masked_heads,
         diversity,
         sampling,

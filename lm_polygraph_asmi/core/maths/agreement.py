@@ -1,7 +1,7 @@
 """How alike are the tokens that subnetworks choose, and the responses to one input: by cosines.
 
-The first, semantic agreement, discounts disagreement among near-synonyms; the second, the diversity
-of sampled responses, weighs that discount in Adapt-ASMI.
+Semantic agreement discounts disagreement among near-synonyms. The diversity of sampled responses
+weighs that discount in Adapt-ASMI.
 """
 
 from collections.abc import Callable
@@ -101,8 +101,8 @@ def semantic_agreement(
 
     q is a subnetwork's top K, renormalised to one, without tail. G is the cosine of rows of the
     output projection W_lm, clipped to [0, 1], and 1 for identical tokens. Source: equations
-    "pair-agreement" and "agreement" of the paper. This follows the method text;
-    line 8 of its Algorithm 1 reads as if A_t used the union with the tail bin.
+    "pair-agreement" and "agreement" of the paper. Line 8 of the paper's Algorithm 1 reads as if
+    A_t used the tail bin as well; its method section, which is followed here, leaves it out.
 
     Raises:
         ValueError: K below 1, fewer than two masks, or rows that do not sum to one.

@@ -28,9 +28,9 @@ def balanced(
 ) -> Float[Tensor, "S H"]:
     """Each head is masked in floor(pS) or ceil(pS) of the S masks, pS on average; at least once.
 
-    Count and masks are random, independently between heads. The paper's coverage bound (equation
-    "app-coverage") masks every head only with high probability, and with more masks. If S < 1/p,
-    every head is masked exactly once: a rate 1/S above p.
+    Which of both, and in which masks, is random, independently between heads. So S masks cover
+    every head for certain; Bernoulli masks do so only with high probability (equation
+    "app-coverage"). If S < 1/p, every head is masked exactly once, at a rate 1/S above p.
     """
     uniform = _uniform(num_masks, num_heads, generator=generator)
     times, fraction = divmod(mask_rate * num_masks, 1)
@@ -74,8 +74,8 @@ def sample_head_masks(
 def example_seed(base_seed: int, content: Sequence[int]) -> int:
     """Seed of anything random about one example, from its content only; in [0, 2^63).
 
-    The content of its masks are the masked layer and its tokens, so that batch size, order, reruns
-    and K do not change them; of its samples, its tokens and their number.
+    The content is the masked layer and the tokens for masks, and the tokens and the sample's number
+    for samples. So batch size, order, reruns and K change neither.
 
     Example:
         >>> example_seed(0, [5, 7]) == example_seed(0, [5, 7]) != example_seed(0, [7, 5])

@@ -13,9 +13,9 @@ from typing import Any
 from lm_polygraph_asmi.validation import (
     check_number,
     check_one_of,
+    check_text,
     check_whole,
     did_you_mean,
-    lone_surrogate,
 )
 
 METHODS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
@@ -35,12 +35,6 @@ def _fraction(why: str, name: str, value: Any) -> None:
     check_number(name, value)
     if not 0 < value < 1:
         raise ValueError(f"{name} must lie in (0, 1), got {value}: {why}")
-
-
-def _whole(least: int, why: str, name: str, value: Any) -> None:
-    check_whole(name, value)
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}{why}")
 
 
 def _truth(name: str, value: Any) -> None:
@@ -70,8 +64,7 @@ def check_stop(name: str, value: Any) -> None:
     if "" in value:
         raise ValueError("stop must not contain an empty string: it would end every answer at once")
     for text in value:
-        if half := lone_surrogate(text):
-            raise ValueError(f"{name} must be text, got {half}: replace it")
+        check_text(f"{name}: ", text)
 
 
 def module_paths(structure: str | Mapping[str, str] | None) -> dict[str, str]:
@@ -174,9 +167,12 @@ class ASMIConfig:
     depth: float = _field(
         0.6, partial(_fraction, "it is a fraction of the layers, such as 0.6"), "masks", label=""
     )
-    top_k: int = _field(64, partial(_whole, 1, ""), "masks", label="", symbol="K")
+    top_k: int = _field(64, partial(check_whole, least=1), "masks", label="", symbol="K")
     num_masks: int | None = _field(
-        None, partial(_whole, 2, ": disagreement needs two subnetworks"), "masks", symbol="S"
+        None,
+        partial(check_whole, least=2, why=": disagreement needs two subnetworks"),
+        "masks",
+        symbol="S",
     )
     mask_rate: float | None = _field(
         None, partial(_fraction, "0 keeps every head, 1 keeps none"), "masks", symbol="p"
@@ -194,14 +190,14 @@ class ASMIConfig:
     beta: float = _field(10.0, check_number, label="beta={value:g}", adapt=True)
     gate_token: str = _field("second_last", choices=("last", "second_last"), adapt=True)
     num_samples: int = _field(
-        10, partial(_whole, 2, ": answers are compared"), label="", adapt=True
+        10, partial(check_whole, least=2, why=": answers are compared"), label="", adapt=True
     )
     stop: tuple[str, ...] | None = _field(None, check_stop, label="")
     max_new_tokens: int = _field(
-        64, partial(_whole, 1, ": an answer needs a token"), "answer", label=""
+        64, partial(check_whole, least=1, why=": an answer needs a token"), "answer", label=""
     )
     attention: str | None = _field(None, _attention, "machine", label="")
-    memory_budget: int | None = _field(None, partial(_whole, 1, ""), "machine", label="")
+    memory_budget: int | None = _field(None, partial(check_whole, least=1), "machine", label="")
     compile: bool = _field(False, _truth, "machine", label="")
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from lm_polygraph_asmi.validation import check_new, lone_surrogate
+from lm_polygraph_asmi.validation import check_new, check_text
 
 log = logging.getLogger("lm_polygraph")
 
@@ -108,22 +108,16 @@ def _check_strict(value: Any, path: str = "", depth: int = 0) -> None:
                 "write null, or remove the row if it is its label"
             )
     elif isinstance(value, str):
-        if not value.isascii():
-            _check_surrogates(value, at)
+        check_text(at, value)
     elif isinstance(value, Mapping):
         for name, part in value.items():
-            if isinstance(name, str) and not name.isascii():
-                _check_surrogates(name, at)
+            if isinstance(name, str):
+                check_text(at, name)
             _check_strict(part, f"{path}.{name}" if path else str(name), depth + 1)
     elif isinstance(value, list | tuple):
         for number, part in enumerate(value):
             if not isinstance(part, int):
                 _check_strict(part, f"{path}[{number}]", depth + 1)
-
-
-def _check_surrogates(text: str, at: str) -> None:
-    if half := lone_surrogate(text):
-        raise ValueError(f"{at}expected text, got {half}: replace it")
 
 
 @contextmanager

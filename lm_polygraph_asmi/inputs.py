@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from lm_polygraph_asmi.validation import describe_fields, lone_surrogate
+from lm_polygraph_asmi.validation import check_text, describe_fields
 
 TEMPLATE = ("tools", "documents", "chat_template_kwargs")
 """What a chat template gets beside the messages."""
@@ -196,11 +196,9 @@ def parse_row(row: Any) -> dict[str, Any]:
         raise ValueError(NO_PROMPT.format(describe_fields(row)))
     if "prompt" in given and "messages" in given:
         raise ValueError('expected one prompt, got two: "prompt" and "messages". Leave one out')
-    prompt = given.get("prompt")
-    if prompt is None:
-        prompt = given["messages"]
-        if isinstance(prompt, str):
-            raise ValueError(f'"messages": expected a list of messages, got a text: {prompt!r:.60}')
+    if isinstance(messages := given.get("messages"), str):
+        raise ValueError(f'"messages": expected a list of messages, got a text: {messages!r:.60}')
+    prompt: Any = given.get("prompt", messages)
     for name in given:
         if _plain(name) in ELSEWHERE and name not in ROW:
             raise ValueError(
@@ -277,7 +275,7 @@ def parse_request(
             f"those of the Scorer, as in Scorer(model, {unknown[0]}=...)"
         )
     samples = _checked_samples(samples)
-    answer = None if answer is None else _checked_answer(answer, "an answer")
+    answer = None if answer is None else _answer(answer, "an answer")
     if isinstance(answer, list) and not answer:
         raise ValueError(
             "the answer is empty: expected at least one token id. Leave `answer` out to score the "
@@ -288,8 +286,7 @@ def parse_request(
         prompt, answer, notes = _from_chat(prompt, answer)
     request = Request(prompt, answer, samples, notes, _beside(prompt, template))
     for name, text in request.texts():
-        if half := lone_surrogate(text):
-            raise ValueError(f"expected the {name} as text, got {half}: replace it")
+        check_text(f"the {name}: ", text)
         if (" of message " not in name or name.startswith("content")) and chat_as_text(text):
             raise ValueError(
                 f"the {name} is a chat written as text, {text[:40]!r}: pass the chat itself, as a "
@@ -417,10 +414,6 @@ def _beside(prompt: Prompt, template: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _checked_answer(answer: Any, name: str) -> str | list[int]:
-    return answer if isinstance(answer, str) else token_ids(answer, name)
-
-
 def _checked_samples(samples: Any) -> list[str | list[int]] | None:
     if samples is None:
         return None
@@ -428,11 +421,14 @@ def _checked_samples(samples: Any) -> list[str | list[int]] | None:
     if scalar or isinstance(samples, str | bytes | Mapping):
         raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
     names = (f"sample {number}" for number in range(1, len(samples) + 1))
-    return [_checked_answer(one, name) for one, name in zip(samples, names, strict=True)]
+    return [_answer(sample, name) for sample, name in zip(samples, names, strict=True)]
 
 
-def token_ids(answer: Any, name: str = "an answer") -> list[int]:
-    """Token ids of any library, (T,), as integers; ValueError, with the name: none of 64 bits."""
+def _answer(answer: Any, name: str) -> str | list[int]:
+    """A text, or token ids of any library, (T,), as integers; ValueError, with the name: neither,
+    or ids beyond 64 bits."""
+    if isinstance(answer, str):
+        return answer
     try:
         other = getattr(answer, "ndim", 1) != 1 or isinstance(answer, Mapping | bytes | bytearray)
         # NumPy's booleans are numbers to `operator.index`, too.

@@ -24,19 +24,18 @@ def check_number(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a number, got {value!r}")
 
 
-def check_whole(name: str, value: object) -> None:
-    """Raise ValueError unless `value` is a whole number."""
+def check_whole(name: str, value: object, least: int | None = None, why: str = "") -> None:
+    """Raise ValueError unless `value` is a whole number, and not below `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
+    if least is not None and int(value) < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}{why}")
 
 
 def check_at_least_one(name: str, value: int | None) -> None:
-    """Raise ValueError unless `value` is at least 1, or None for the default."""
-    if value is None:
-        return
-    check_number(name, value)
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1 or null, got {value}")
+    """Raise ValueError unless `value` is a whole number from 1, or None for the default."""
+    if value is not None:
+        check_whole(name, value, least=1)
 
 
 def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -78,10 +77,14 @@ def lone_surrogate(text: str) -> str | None:
         >>> print(lone_surrogate("Who \\ud800?"))
         '\\ud800' at character 5, half of a surrogate pair
     """
-    match = re.search("[\ud800-\udfff]", text)
-    if match is None:
-        return None
-    return f"{match[0]!r} at character {match.start() + 1}, half of a surrogate pair"
+    match = None if text.isascii() else re.search("[\ud800-\udfff]", text)
+    return match and f"{match[0]!r} at character {match.start() + 1}, half of a surrogate pair"
+
+
+def check_text(place: str, text: str) -> None:
+    """Raise ValueError for a text that no tokenizer reads; the message begins with `place`."""
+    if half := lone_surrogate(text):
+        raise ValueError(f"{place}expected text, got {half}: replace it")
 
 
 def same_text(text: str) -> str:

@@ -131,7 +131,7 @@ def changed(**parameters):
         ({"input_text": TEXTS}, "one prompt as a text, got a list"),
         ({"input_text": None}, "one prompt as a text, got None"),
         ({"input_image": "a.png"}, "expected no input_image"),
-        ({"model": changed(max_new_tokens=0)}, "max_new_tokens of at least 1, got 0"),
+        ({"model": changed(max_new_tokens=0)}, "max_new_tokens must be at least 1, got 0"),
         ({"model": changed(num_beams=3)}, "num_beams=1, got 3"),
         ({"model": changed(temperature=0.0), "estimator": AdaptASMI()}, "above 0, got 0.0: Adapt-"),
         ({"estimator": TokenSAR()}, "'cross-encoder/stsb-roberta-large', which TokenSAR needs, is "

@@ -332,8 +332,6 @@ def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
     """
     how = SELECTING | {name: value for name, value in data.items() if name in SELECTING}
     for name in ("size", "first", "sample"):
-        if how[name] is not None:
-            check_whole(f"data.{name}", how[name])
         check_at_least_one(f"data.{name}", how[name])
     check_whole("data.sample_seed", how["sample_seed"])
     if how["sample_by"] is not None:

@@ -95,20 +95,20 @@ class MaskedHeadsCalculator(StatCalculator):
 
     def _name_control_tokens(self, prompts: Sequence[Prompt], model: Model) -> None:
         """Log one warning, at the first prompt with a special token written out in it."""
-        self._special = self._special or SpecialTokens(model.tokenizer)
-        for prompt in () if self._warned else prompts:
-            for _, text in texts_of(prompt):
-                for token, start in self._special.spelled(text)[:1]:
-                    self._warned = True
-                    log.warning(
-                        "A prompt has %r at character %d, which the tokenizer reads as a control "
-                        "token: %r. Others may follow, which are not named. If it is text, change "
-                        "the data; chats go in as texts, with instruct=true.",
-                        token,
-                        start,
-                        text[max(0, start - 20) : start + 20],
-                    )
-                    return
+        special = self._special = self._special or SpecialTokens(model.tokenizer)
+        texts = (text for prompt in prompts for _, text in texts_of(prompt))
+        spelled = None if self._warned else next(filter(special.spelled, texts), None)
+        if spelled is not None:
+            self._warned = True
+            token, start = special.spelled(spelled)[0]
+            log.warning(
+                "A prompt has %r at character %d, which the tokenizer reads as a control token: "
+                "%r. Others may follow, which are not named. If it is text, change the data; chats "
+                "go in as texts, with instruct=true.",
+                token,
+                start,
+                spelled[max(0, start - 20) : start + 20],
+            )
 
 
 def by_name(depths: Sequence[AnswerStatistics]) -> dict[str, Any]:

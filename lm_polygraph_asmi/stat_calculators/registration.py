@@ -20,7 +20,7 @@ from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.host.configs import CALCULATOR_OPTIONS
 from lm_polygraph_asmi.host.model import attention_readers
 from lm_polygraph_asmi.results.names import DIVERSITY, MASKED_HEADS
-from lm_polygraph_asmi.stat_calculators.asked import check_asked, check_kinds
+from lm_polygraph_asmi.stat_calculators.checks import check_kinds, check_request
 
 
 def estimate_uncertainty(
@@ -62,7 +62,7 @@ def estimate_uncertainty(
         return lm_polygraph.estimate_uncertainty(model, estimator, input_text, input_image)
     available = available_stat_calculators([estimator])
     if isinstance(model, lm_polygraph.WhiteboxModel):  # others are refused when ASMI is prepared
-        check_asked(model, estimator, input_image, available)
+        check_request(model, estimator, input_image, available)
     manager = lm_polygraph.UEManager(
         lm_polygraph.Dataset([input_text], [""], 1),
         model,

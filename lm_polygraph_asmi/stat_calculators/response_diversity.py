@@ -50,8 +50,8 @@ class ResponseDiversityCalculator(StatCalculator):
         """
         transformer = maskable_model(model, self.structure)
         stop_conditions = StopConditions.of(model)
-        diversities, numbers, seconds = [], [], []
-        for row, (text, samples) in enumerate(
+        rows = []
+        for place, (text, samples) in enumerate(
             zip(texts, require(dependencies, "sample_tokens"), strict=True)
         ):
             start = time.perf_counter()
@@ -62,28 +62,26 @@ class ResponseDiversityCalculator(StatCalculator):
                 stop_conditions.embedded(answers, gate_token, max_new_tokens)
                 for gate_token in DIVERSITY_AT
             ]
-            numbers.append(len(responses[0]))
-            if numbers[-1] < 2:
+            number = len(responses[0])
+            if number < 2:
                 log.warning(
                     "Adapt-ASMI: %d of %d sampled responses are non-empty, expected >= 2; this "
                     "example gets no semantic discount",
-                    numbers[-1],
+                    number,
                     len(samples),
                 )
-            prompt = prompt_ids(model, text, dependencies, row)
-            by_gate_token = diversity_of(
+            prompt = prompt_ids(model, text, dependencies, place)
+            diversities = diversity_of(
                 transformer, prompt, *responses, attention=self.attention, structure=self.structure
             )
-            diversities.append(by_gate_token)
-            seconds.append(time.perf_counter() - start)
-        return {
-            **{
-                name: [row[at] for row in diversities]
-                for at, name in enumerate(DIVERSITY_AT.values())
-            },
-            "asmi_num_responses": numbers,
-            "asmi_diversity_seconds": seconds,
-        }
+            rows.append(
+                {
+                    **dict(zip(DIVERSITY_AT.values(), diversities, strict=True)),
+                    "asmi_num_responses": number,
+                    "asmi_diversity_seconds": time.perf_counter() - start,
+                }
+            )
+        return {name: [row[name] for row in rows] for name in DIVERSITY}
 
 
 def load_stat_calculator(

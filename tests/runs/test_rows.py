@@ -197,7 +197,7 @@ def test_sources_and_ids(tmp_path, caplog):
         ({"input": [], "output": []}, {}, "of the dataset"),
         (SOUND, {"num_shards": 5}, "of at most 4"),
         (SOUND, {"sample_by": "cluster"}, r"of which data\.sample_by is a part, must be a whole"),
-        (SOUND, {"sample": 0}, r"data\.sample must be at least 1 or null, got 0"),
+        (SOUND, {"sample": 0}, r"data\.sample must be at least 1, got 0"),
         (SOUND, {"sample": 2.5}, r"data\.sample must be a whole number, got 2.5"),
         (SOUND, {"sample": 2, "sample_by": "facts"}, "sample_by must be one of 'cluster', got"),
         (SOUND, {"closed_book": True}, "has complete prompts"),

@@ -11,7 +11,7 @@ from lm_polygraph_asmi.host.configs import container, needed_calculators
 from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.model import attention_readers, class_without_attention
 from lm_polygraph_asmi.host.side_models import CLASSIFIERS
-from lm_polygraph_asmi.validation import check_number
+from lm_polygraph_asmi.validation import check_number, check_whole
 
 
 def check_kinds(model: Any, estimator: Any, input_text: Any) -> None:
@@ -32,7 +32,7 @@ def check_kinds(model: Any, estimator: Any, input_text: Any) -> None:
         )
 
 
-def check_asked(
+def check_request(
     model: Model, estimator: Estimator, image: Any, available: Sequence[StatCalculatorContainer]
 ) -> None:
     """Raise TypeError or ValueError if a `WhiteboxModel` cannot serve an estimator."""
@@ -42,12 +42,8 @@ def check_asked(
             "LM-Polygraph's VisualWhiteboxModel"
         )
     parameters = model.generation_parameters
-    check_number("generation_parameters.max_new_tokens", parameters.max_new_tokens)
-    if parameters.max_new_tokens < 1:
-        raise ValueError(
-            "expected generation_parameters.max_new_tokens of at least 1, got "
-            f"{parameters.max_new_tokens}: an answer has a token"
-        )
+    length = parameters.max_new_tokens
+    check_whole("generation_parameters.max_new_tokens", length, 1, ": an answer has a token")
     if parameters.num_beams != 1:
         raise ValueError(
             f"expected generation_parameters.num_beams=1, got {parameters.num_beams}: the greedy "

@@ -1,58 +1,33 @@
+"""Semantic agreement and the diversity of responses, against loops over pairs."""
+
+import math
+
 import pytest
 import torch
 
+from lm_polygraph_asmi.core.maths import response_diversity
 from lm_polygraph_asmi.core.maths.agreement import agreement_on_support, cosines, semantic_agreement
-from lm_polygraph_asmi.core.maths.support import ranked, top_k_coverage, union_support
+from lm_polygraph_asmi.core.maths.support import union_support
+from lm_polygraph_asmi.core.scores import adaptive_gate
 from tests import brute_force
 
 S, T, V, D = 5, 2, 12, 6
 
 
-@pytest.fixture
-def log_probs() -> torch.Tensor:
-    return (2 * torch.randn(S, T, V, generator=torch.Generator().manual_seed(2))).log_softmax(-1)
-
-
-@pytest.fixture
-def unembedding() -> torch.Tensor:
-    return torch.randn(V, D, generator=torch.Generator().manual_seed(3))
-
-
 @pytest.mark.parametrize("top_k", [1, 2, 7, V])
-def test_equals_the_double_loop_over_pairs(log_probs, unembedding, top_k):
+def test_agreement_equals_the_double_loop_over_pairs(top_k):
+    """Also in parts of the kernel, with parallel and opposite rows, and with one of zeros."""
+    generator = torch.Generator().manual_seed(2)
+    log_probs = (2 * torch.randn(S, T, V, generator=generator)).log_softmax(-1)
+    unembedding = torch.randn(V, D, generator=generator)
+    unembedding[:3] = unembedding[3] * torch.tensor([[2.0], [-1.0], [0.0]])
     fast = semantic_agreement(log_probs, unembedding, top_k)
     slow = brute_force.semantic_agreement(log_probs, unembedding, top_k)
     assert fast.tolist() == pytest.approx(slow, abs=1e-6)
-
-
-@pytest.mark.parametrize("rows", [1, 5, 7, V])
-def test_some_rows_of_the_kernel_at_a_time(log_probs, unembedding, rows):
-    support = union_support(log_probs, 7)
-    whole = agreement_on_support(support, unembedding)
-    in_parts = agreement_on_support(support, unembedding, rows_at_once=rows)
-    torch.testing.assert_close(in_parts, whole, rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ([[1.0, 0], [-1.0, 0]], 0),  # opposite: cosine -1 is clipped
-        ([[1.0, 2.0], [2.0, 4.0]], 1),  # parallel rows of the output projection count as one token
-        ([[1.0, 0], [1.0, 1.0]], 0.5**0.5),
-    ],
-)
-def test_certain_of_two_tokens(rows, expected):
-    found = semantic_agreement(torch.eye(2)[:, None].log(), torch.tensor(rows), 1).item()
-    assert found == pytest.approx(expected)
-
-
-def test_a_zero_row_agrees_with_itself_alone(log_probs, unembedding):
-    unembedding[4] = 0
-    assert torch.isfinite(semantic_agreement(log_probs, unembedding, 8)).all()
-    assert cosines(unembedding)[4].abs().max() == 0
-    certain = torch.full((S, 1, V), -torch.inf)
-    certain[..., 4] = 0
-    assert semantic_agreement(certain, unembedding, 1).item() == 1
+    support = union_support(log_probs, top_k)
+    for rows in (1, 5, V):
+        in_parts = agreement_on_support(support, unembedding, rows_at_once=rows)
+        torch.testing.assert_close(in_parts, fast, rtol=0, atol=1e-7)
 
 
 def test_cosines_of_16_bits_are_those_of_the_same_numbers_in_32():
@@ -62,11 +37,31 @@ def test_cosines_of_16_bits_are_those_of_the_same_numbers_in_32():
     assert (cosines(rows)[0, 3] == 0).all()
 
 
-def test_one_ranking_serves_support_and_coverage():
-    log_probs = torch.randn(4, 3, 40, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
-    by_rank = ranked(log_probs, 20)
-    shared, alone = union_support(log_probs, 5, by_rank), union_support(log_probs, 5)
-    for name in ("token_ids", "probs", "tail", "top_probs"):
-        assert torch.equal(getattr(shared, name), getattr(alone, name)), name
-    covered = top_k_coverage(log_probs, (1, 20), by_rank)
-    assert torch.equal(covered, top_k_coverage(log_probs, (1, 20)))
+def test_diversity_equals_the_loop_over_pairs():
+    embeddings = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
+    embeddings *= torch.logspace(-4, 4.8, 10)[:, None]  # lengths do not matter
+    expected = brute_force.response_diversity(embeddings)
+    assert response_diversity(embeddings) == pytest.approx(expected, abs=1e-9)
+    # Any float16 dot product of these would be infinite.
+    states = torch.full((3, 2560), 300.0, dtype=torch.bfloat16)
+    assert response_diversity(states) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "error", "word"),
+    [
+        (response_diversity, torch.ones(1, 3), ValueError, "at least 2"),
+        (response_diversity, torch.full((2, 2), math.inf), FloatingPointError, "NaN"),
+        (adaptive_gate, math.nan, ValueError, "diversity"),
+    ],
+)
+def test_refusals(function, value, error, word):
+    with pytest.raises(error, match=word):
+        function(value)
+
+
+@pytest.mark.parametrize("diversity", [0.0, 0.1, 0.3, 0.7, 2.0])
+def test_the_gate_is_the_logistic(diversity):
+    expected = 1 / (1 + math.exp(-10 * (0.3 - diversity)))
+    assert adaptive_gate(diversity) == pytest.approx(expected)
+    assert adaptive_gate(diversity, 0.5, 1e6) == (diversity < 0.5)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from io import BytesIO
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
@@ -268,52 +267,69 @@ def decoded(data: bytes) -> str:
     return text
 
 
-def cells(text: str, separator: str) -> Iterator[list[str] | None]:
-    """Rows of cells: quotes stand around a cell, two of them for one; lines end in LF or CR LF.
+def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
+    """RFC 4180 by hand: each record as its cells, and whether it is well formed.
 
-    A quote or a carriage return inside a cell without quotes spoils its row, which is None.
+    `Refused`: a quoted cell does not end, or goes on after its quotes, so that no one knows where
+    the record ends. A bare carriage return spoils what follows in its line.
     """
-    row, cell, state, spoilt, number = list[str](), "", "start", False, 0
-    for letter, after in pairwise([*text, *["\n"] * (not text.endswith("\n")), ""]):
-        if state == "quoted":
-            cell, state = (cell, "closed") if letter == '"' else (cell + letter, state)
-        elif letter == '"' and state in ("start", "closed"):
-            cell, state = cell + letter * (state == "closed"), "quoted"
-        elif letter == "\r" and after == "\n":
-            continue
-        elif letter in (separator, "\n"):
-            blank = letter == "\n" and not row and state == "start"
-            row, cell, state = [*row, cell] * (not blank), "", "start"
-            if letter == "\n":
-                yield None if spoilt else row
-                row, spoilt, number = [], False, number + 1
-        elif state == "closed":
-            raise Refused(f"row {number}", file=True)
-        else:
-            cell, state, spoilt = cell + letter, "plain", spoilt or letter in '"\r'
-    if state == "quoted":
+    at, end, number = 0, len(text), 0
+    while at < end:
+        cells, well, start, ended = list[str](), True, at, False
+        while not ended:
+            cell = ""
+            if text[at : at + 1] == '"':
+                at += 1
+                while text[at : at + 1] != '"' or text[at : at + 2] == '""':
+                    refuse_file(at >= end, number)
+                    cell += text[at]
+                    at += 2 if text[at] == '"' else 1
+                at += 1
+                refuse_file(at < end and text[at] not in (separator, "\r", "\n"), number)
+            while at < end and text[at] not in (separator, "\r", "\n"):
+                well = well and text[at] != '"'
+                cell += text[at]
+                at += 1
+            cells.append(cell)
+            if text[at : at + 1] == separator:
+                at += 1
+                continue
+            if text[at : at + 1] == "\r" and text[at : at + 2] != "\r\n" and at + 1 < end:
+                line = text[at:].partition("\n")[0]
+                refuse_file(text[start : at + len(line)].count('"') % 2, number)
+                cells, well = [] if line.strip("\r") else cells, False
+                at += len(line)
+            at += text[at : at + 1] == "\r"
+            at, ended = at + 1, True
+        if text[start:at].strip("\r\n"):
+            yield cells, well
+            number += 1
+
+
+def refuse_file(wrong: object, number: int) -> None:
+    if wrong:
         raise Refused(f"row {number}", file=True)
 
 
 def csv_rows(data: bytes) -> Iterator[object]:
     text = decoded(data)
     for separator in ",;\t":
-        rows, header = cells(text, separator), list[str]()
-        with suppress(Refused, StopIteration):
-            header = next(rows) or []
+        header = list[str]()
+        with suppress(Refused):  # by another separator, quotes may not match
+            header = next(records(text, separator), ([], True))[0]
         if {"prompt", "messages"} & {*header}:
             break
     else:
         raise Refused("prompt", "messages", "twice", file=True)
     if len({*header}) < len(header):
         raise Refused("twice", file=True)
-    for row in rows:
-        if row is None:
+    for cells, well in list(records(text, separator))[1:]:
+        if not well:
             yield Refused("quote", file=True)
-        elif row and len(row) != len(header):
+        elif len(cells) != len(header):
             yield Refused(f"{len(header)} cells", file=True)
-        elif row:  # a blank line is none
-            yield {name: cell or None for name, cell in zip(header, row, strict=True)}
+        else:
+            yield {name: cell or None for name, cell in zip(header, cells, strict=True)}
 
 
 def parquet_rows(data: bytes) -> Iterator[object]:

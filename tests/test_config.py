@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.config import SETTINGS, ASMIConfig
 from lm_polygraph_asmi.decisions import Decider, calibrate_run
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.options import given_settings, setting_helps, setting_options
@@ -17,6 +17,20 @@ from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.composing import composed
 from tests.report import runs
 from tests.tiny_lm import whitebox
+
+CHANGED = {
+    "method": "adapt", "depth": 0.3, "top_k": 8, "num_masks": 4, "mask_rate": 0.4,
+    "mask_sampler": "balanced", "scope": "response", "seed": 3, "seeded_by": "prompt",
+    "aggregation": "sum", "structure": "lm_head=a", "closing_token": False, "tau": 0.5,
+    "beta": 2.0, "gate_token": "last", "num_samples": 5, "stop": ("x",), "max_new_tokens": 3,
+    "attention": "eager", "memory_budget": 1, "compile": True,
+}  # fmt: skip
+"""Another value of each setting than the default."""
+LABEL = (
+    "Adapt-ASMI (30%, K=8, S=4, p=0.4, mask_sampler=balanced, scope=response, seed=3, "
+    "seeded_by=prompt, aggregation=sum, named modules, no closing token, tau=0.5, beta=2, "
+    "gate_token=last)"
+)
 
 
 def test_a_setting_is_everywhere(tmp_path):
@@ -35,35 +49,51 @@ def test_a_setting_is_everywhere(tmp_path):
     assert (node.seed, node.scope) == (3, "all")
     # In the name, the manifest and the key.
     estimator = SemASMI(ASMIConfig(seed=3))
-    assert str(estimator) == "Sem-ASMI (60%, K=64, seed=3)"
-    assert estimator.described["seed"] == 3
     saved = runs.content()
     saved["estimations"]["sequence", str(estimator)] = [0.0] * 60
     saved[runs.METHODS] = {str(estimator): estimator.described}
     found = load_run(runs.save(tmp_path / "run", saved))
-    assert found.manifest["methods"][str(estimator)]["seed"] == 3
+    assert found.manifest["methods"]["Sem-ASMI (60%, K=64, seed=3)"]["seed"] == 3
     # In a scored row.
     scorer = Scorer(whitebox(), ASMIConfig(num_masks=4, mask_rate=0.4, seed=3))
     assert scorer.score("Who built the ferry?", " Brask").settings["seed"] == 3
 
 
-@pytest.mark.parametrize(
-    ("changed", "label"),
-    [
-        ({"method": "adapt", "tau": 0.5, "beta": 2.0}, "Adapt-ASMI (60%, K=64, tau=0.5, beta=2)"),
-        ({"method": "adapt", "num_samples": 5, "compile": True}, "Adapt-ASMI (60%, K=64)"),
-        ({"tau": 0.5}, "Sem-ASMI (60%, K=64)"),  # which it does not use
-        ({"num_masks": 8, "mask_rate": 0.2}, "Sem-ASMI (60%, K=64, S=8, p=0.2)"),
-        ({"closing_token": False}, "Sem-ASMI (60%, K=64, no closing token)"),
-        ({"structure": "lm_head=a", "scope": "response"},
-         "Sem-ASMI (60%, K=64, scope=response, named modules)"),
-        ({"mask_sampler": "balanced", "stop": "x"}, "Sem-ASMI (60%, K=64, mask_sampler=balanced)"),
-    ],
-)  # fmt: skip
-def test_labels_and_plain_values(changed, label):
-    config = ASMIConfig(**changed)
-    assert str(config) == label
+def test_labels_and_plain_values():
+    config = ASMIConfig(**CHANGED)
+    assert CHANGED.keys() == SETTINGS.keys()
+    assert str(config) == LABEL
+    assert str(ASMIConfig(tau=0.5)) == str(ASMIConfig()) == "Sem-ASMI (60%, K=64)"  # unused by sem
     assert ASMIConfig.from_dict(config.to_dict() | {"layer": 3}) == config
+
+
+@pytest.mark.parametrize("method", ["sem", "adapt"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_makes_a_score_another_one(name, method):
+    """A score's key holds what changes its value; a label and its samples, the same but stops."""
+    config = ASMIConfig(method=method)
+    other = config.replace(**{name: "asmi" if name == "method" else CHANGED[name]})
+    of = SETTINGS[name]
+    counts = of["kind"] in ("masks", "score") and (method == "adapt" or not of["adapt"])
+    assert (config.score_key() != other.score_key()) == counts
+    if counts or not of["adapt"]:
+        assert config.same_but(other) == (not counts or name == "stop")
+    assert config.same_but(other, name)
+
+
+def test_values_that_are_equal():
+    assert len(ASMIConfig().at_depths([0.6, 0.1 * 6])) == 1  # up to rounding
+    assert ASMIConfig(stop=["a", "b"]).score_key() == ASMIConfig(stop=["b", "a"]).score_key()
+    named = ASMIConfig(structure="layers=a,lm_head=b")
+    assert named == ASMIConfig(structure={"lm_head": "b", "layers": "a"})
+    # Of two methods, one alone uses tau.
+    assert ASMIConfig(method="adapt", tau=0.5).same_but(ASMIConfig(), "method")
+
+
+def test_how_many_tokens_count():
+    for scored, closed, tokens in [(s, c, t) for s in (0, 1) for c in (0, 1) for t in (1, 2, 5)]:
+        expected = tokens - 1 if closed and not scored and tokens > 1 else tokens
+        assert ASMIConfig(closing_token=bool(scored)).counted(tokens, bool(closed)) == expected
 
 
 def commands_below(command):
@@ -72,31 +102,9 @@ def commands_below(command):
         yield from commands_below(below)
 
 
-def test_only_what_its_method_uses_makes_a_score_another_one():
-    assert ASMIConfig(tau=0.5).score_key() == ASMIConfig().score_key()
-    assert len(ASMIConfig().at_depths([0.6, 0.1 * 6])) == 1  # equal up to rounding
-    adapt = ASMIConfig(method="adapt")
-    assert adapt.replace(tau=0.5).score_key() != adapt.score_key()
-    elsewhere = {"attention": "eager", "memory_budget": 1, "max_new_tokens": 3}
-    assert adapt.replace(**elsewhere).score_key() == adapt.score_key()
-    for masks in ({"seed": 7}, {"seeded_by": "prompt"}):
-        assert adapt.replace(**masks).score_key() != adapt.score_key()
-    for one, other in (
-        (adapt.replace(tau=0.5), ASMIConfig()),
-        (ASMIConfig(), adapt.replace(tau=1)),
-    ):
-        assert one.same_but(other, "method")  # which alone uses tau
-    assert not adapt.replace(tau=0.5).same_but(adapt)
-    several = ASMIConfig(stop=["a", "b"]).score_key()
-    assert several == ASMIConfig(stop=["b", "a"]).score_key()
-    named = ASMIConfig(structure="layers=a,lm_head=b")
-    assert named == ASMIConfig(structure={"lm_head": "b", "layers": "a"})
-    assert len({str(key) for key in (several, named.score_key(), ASMIConfig().score_key())}) == 3
-
-
 def test_every_setting_option_and_command_has_a_help():
-    names, helps = ASMIConfig.names(), setting_helps()
-    assert list(helps) == names
+    helps = setting_helps()
+    assert [*helps] == ASMIConfig.names()
     assert all(helps.values())
     for command in commands_below(main):
         assert command.help, command.name
@@ -112,22 +120,17 @@ def test_a_run_says_the_settings_of_later_decisions(tmp_path):
     found = calibrate_run(runs.save(tmp_path / "run", saved), 0.3, signal="sem", resamples=20)
     config = found.configured({})
     assert (config.scope, config.stop, config.max_new_tokens) == ("response", ("\n",), 20)
-    one = Decider(whitebox(), found).decide("Who built the ferry?", " Brask")
+    decision = Decider(whitebox(), found).decide("Who built the ferry?", " Brask")
     # The planted run is of another model: of the settings nothing else is given.
-    assert "layer 3 there, 2 here" in one.reason
+    assert "layer 3 there, 2 here" in decision.reason
 
 
 def test_scores_of_one_name_with_other_settings_are_of_two_settings(tmp_path):
-    for number, gate in ((10, "second_last"), (5, "second_last"), (10, "last")):
+    for folder, gate in (("a", "last"), ("b", "last"), ("c", "second_last")):
         saved = runs.content()
-        changed = {"gate_token": gate, "num_samples": number}
-        saved[runs.METHODS] = {name: of | changed for name, of in saved[runs.METHODS].items()}
-        for copy in "ab":
-            runs.save(tmp_path / f"{gate}-{number}-{copy}", saved)
-    groups = load_run_groups(tmp_path.iterdir())
-    assert [len(group.runs) for group in groups] == [2, 2, 2]
-    adapt = [group.methods["Adapt-ASMI (60%, K=64)"].score_key() for group in groups]
-    assert {key["num_samples"] for key in adapt} == {5, 10}
+        methods = {name: of | {"gate_token": gate} for name, of in saved[runs.METHODS].items()}
+        runs.save(tmp_path / folder, saved | {runs.METHODS: methods})
+    assert sorted(len(group.runs) for group in load_run_groups(tmp_path.iterdir())) == [1, 2]
 
 
 @pytest.mark.parametrize(

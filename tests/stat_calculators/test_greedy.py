@@ -1,5 +1,7 @@
 """Answers of a finished run, scored again."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -46,24 +48,27 @@ def test_saved_answers_are_scored_as_they_are(finished, model):
     np.testing.assert_allclose(np.exp(log_probs).sum(-1), 1, rtol=1e-5)  # in 32 bits
 
 
-def test_answers_to_other_questions_or_of_another_model(finished, model, tmp_path, monkeypatch):
-    folder, _ = finished
-    with pytest.raises(FileNotFoundError, match="neither a manager file nor a folder"):
+def test_answers_that_are_not_there(finished, model, tmp_path):
+    with pytest.raises(FileNotFoundError, match="none"):
         SavedAnswersCalculator(tmp_path / "none")
-    with pytest.raises(KeyError, match=r"has no answer to the prompt 'Is it blue\?'"):
-        SavedAnswersCalculator(folder)({}, ["Is it blue?"], model)
-    manifest = {"model": {"path": "other", "revision": "abc"}, "rows": {"clusters": []}}
+    with pytest.raises(KeyError, match=r"'Is it blue\?'"):
+        SavedAnswersCalculator(finished[0])({}, ["Is it blue?"], model)
+
+
+@pytest.mark.parametrize(("saved", "same"), [("other", False), ("tiny", True), (".", False)])
+def test_answers_of_another_model(finished, model, monkeypatch, saved, same):
+    """A folder may hold other weights than it did."""
+    folder, _ = finished
+    monkeypatch.chdir(folder)
+    manifest = {"model": {"path": saved, "revision": "sha256:then"}, "rows": {"clusters": []}}
     write_manifest(manifest, folder / "ue_manager_seed1")
-    with pytest.raises(ValueError, match=r"expected answers of tiny .*, got those of other"):
-        SavedAnswersCalculator(folder)({}, TEXTS, model)
-    manifest["model"]["path"] = "tiny"
-    write_manifest(manifest, folder / "ue_manager_seed1")
-    assert SavedAnswersCalculator(folder)({}, TEXTS, model)["greedy_tokens"]
-    manifest["model"] = {"path": str(tmp_path), "revision": "sha256:of what it held"}
-    write_manifest(manifest, folder / "ue_manager_seed1")
-    monkeypatch.setattr(model, "model_path", str(tmp_path))
-    with pytest.raises(ValueError, match="token ids may differ"):
-        SavedAnswersCalculator(folder)({}, TEXTS, model)
+    monkeypatch.setattr(model, "model_path", "." if saved == "." else "tiny")
+    calculator = SavedAnswersCalculator(folder)
+    if same:
+        assert calculator({}, TEXTS, model)["greedy_tokens"]
+        return
+    with pytest.raises(ValueError, match=f"those of {re.escape(saved)}"):
+        calculator({}, TEXTS, model)
 
 
 def test_the_builder_of_either(finished, model):

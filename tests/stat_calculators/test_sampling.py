@@ -15,7 +15,6 @@ from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests.decoders import DECODERS
 from tests.registry import tiny_class
-from tests.rounding import allowed
 from tests.tiny_lm import tokenizer, whitebox
 
 TEXTS = ["Who built the ferry? The answer is in the passage.", "Where do the blue kites start?"]
@@ -116,26 +115,6 @@ def test_samples_end_at_their_own_end(model, monkeypatch):
     assert any(tokens[-1] == second for tokens in samples)
 
 
-def test_statistics_are_those_of_a_full_pass(model):
-    """Teacher forcing without a cache; the host bars the end token from the first two places."""
-    ours = {name: values[0] for name, values in draw(model, 8, 6).items()}
-    prompt = prompt_of(model, TEXTS[0])
-    for number, tokens in enumerate(ours["sample_tokens"]):
-        ids = torch.tensor([*prompt, *tokens])
-        with torch.no_grad():
-            out = model.model(ids[None, :-1], use_cache=False, output_hidden_states=True)
-        logits = out.logits[0, len(prompt) - 1 :].clone()
-        logits[:2, 2] = logits[:2].min(1).values
-        expected = logits.log_softmax(-1)[range(len(tokens)), tokens]
-        bound = allowed(model.model, ids)
-        found = torch.tensor(ours["sample_log_likelihoods"][number])
-        assert (found - expected).abs().max() < bound
-        if len(tokens) == 6:  # no end token, which the sum has and the host drops
-            assert abs(ours["sample_log_probs"][number] - expected.sum()) < bound * len(tokens)
-            state = out.hidden_states[2][0, -1]
-            np.testing.assert_allclose(ours["sample_embeddings"][number], state, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["llama", "gated hybrid"])
 def test_batch_size_and_number_change_no_sample(name, monkeypatch):
     """In 32 bits a draw within rounding of a tie may differ: none of 40 tokens does."""
@@ -162,29 +141,25 @@ def test_batch_size_and_number_change_no_sample(name, monkeypatch):
 
 def test_samples_depend_on_the_question_and_the_seed_alone(model):
     both = draw(model, 3, 6, TEXTS)["sample_tokens"]
-    torch.manual_seed(99)
     state = torch.get_rng_state()
-    assert draw(model, 3, 6, TEXTS[1:])["sample_tokens"] == both[1:]
-    assert torch.equal(torch.get_rng_state(), state)  # other methods draw what they would have
     assert draw(model, 3, 6, TEXTS[::-1])["sample_tokens"] == both[::-1]
-    assert draw(model, 3, 6, TEXTS, seed=1)["sample_tokens"] != both
+    assert torch.equal(torch.get_rng_state(), state)  # other methods draw what they would have
     assert len(set(map(tuple, both[0]))) > 1
 
 
-def test_answers_come_from_the_journal(model, tmp_path, monkeypatch):
+def test_answers_come_from_the_cache(model, tmp_path, monkeypatch):
+    """If nothing that they depend on has changed."""
+
     def drawn(count=3, tokens=6, **settings):
         return draw(model, count, tokens, result_cache=str(tmp_path), **settings)
 
-    first = drawn()
+    first, other_end = drawn(), deepcopy(model.tokenizer)
     monkeypatch.setattr(SamplingGenerationCalculator, "__call__", None)
-    again = drawn()
-    assert again["sample_tokens"] == first["sample_tokens"]
-    assert again["seconds_samples"] == first["seconds_samples"]
+    np.testing.assert_equal(drawn(), first)
+    other_end.eos_token = "<pad>"
     for changed in ({"count": 4}, {"seed": 1}, {"tokens": 7}):
         with pytest.raises(TypeError, match="not callable"):
             drawn(**changed)
-    other_end = deepcopy(model.tokenizer)
-    other_end.eos_token = "<pad>"
     for settings, name, value in (
         (model.generation_parameters, "temperature", 1.0),
         (model.model.generation_config, "eos_token_id", [2, 5]),

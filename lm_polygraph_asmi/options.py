@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable
-from types import UnionType
+from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import click
@@ -68,24 +68,18 @@ def setting_helps() -> dict[str, str]:
 
 def _option(setting: str, kind: Any, text: str) -> Callable[[Any], Any]:
     name, default = setting.replace("_", "-"), getattr(ASMIConfig, setting)
-    union = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    types = [each for each in union if each is not type(None)]
-    multiple = types[0] not in (bool, int, float, str)
+    (of_one,) = {*get_args(kind | None)} - {NoneType}
+    multiple = of_one not in (bool, int, float, str)
     arguments: dict[str, Any] = {
         "default": () if multiple else default,
         "show_default": default is not None,
         "multiple": multiple,
         "help": f"{text} Used only by the method adapt." if SETTINGS[setting]["adapt"] else text,
     }
-    if types == [bool]:
+    if of_one is bool:
         return click.option(f"--{name}/--no-{name}", **arguments)
-    if choices := SETTINGS[setting]["choices"]:
-        arguments["type"] = click.Choice(choices)
-    elif types[0] in (int, float) and len(types) == 1:
-        arguments["type"] = types[0]
-    else:
-        arguments["type"] = str
-    return click.option(f"--{name}", **arguments)
+    plain, choices = str if multiple else of_one, SETTINGS[setting]["choices"]
+    return click.option(f"--{name}", type=click.Choice(choices) if choices else plain, **arguments)
 
 
 def given_settings(settings: dict[str, Any]) -> dict[str, Any]:

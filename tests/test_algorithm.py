@@ -3,13 +3,11 @@
 import inspect
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import lm_polygraph_asmi
@@ -38,29 +36,6 @@ def own_score(model) -> float:
 DOORS = host_score, own_score
 
 
-def given(change):
-    return lambda real: lambda *how, **named: real(*change(*how), **named)
-
-
-def returned(change):
-    return lambda real: lambda *how, **named: change(real(*how, **named))
-
-
-def other_tokens(model, ids, *rest):
-    return model, torch.cat([ids[:1] + 1, ids[1:]]), *rest
-
-
-scaled = returned(lambda found: found * 1.5)
-LINES = {
-    2: ("run_unmasked", given(other_tokens)),
-    4: ("sample_head_masks", returned(lambda masks: masks.flip(1))),
-    5: ("run_subnetworks", returned(lambda found: replace(found, hidden=found.hidden * 1.5))),
-    7: ("union_support", given(lambda log_probs, _, *rest: (log_probs, 2, *rest))),
-    8: ("agreement_on_support", scaled),
-}
-"""Number of a line -> the name in `algorithm` that computes it, and what breaks it."""
-
-
 def test_the_lines_are_numbered_as_in_the_paper():
     source = inspect.getsource(algorithm) + inspect.getsource(scores)
     comments = re.findall(r"^ +# ([\d, ]+):", source, re.MULTILINE)
@@ -74,15 +49,6 @@ def model():
     model = whitebox()
     own_score(model)
     return model
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_a_broken_line_changes_every_score(model, monkeypatch, line):
-    name, broken = LINES[line]
-    right = {score: score(model) for score in DOORS}
-    monkeypatch.setattr(algorithm, name, broken(getattr(algorithm, name)))
-    for score in DOORS:
-        assert abs(score(model) - right[score]) > 1e-6 * right[score]  # ten times rounding
 
 
 def again(model) -> float:
@@ -103,9 +69,13 @@ def saved(_) -> float:
 def test_line_9_makes_every_score(model, monkeypatch, score, name):
     """Wherever it is imported: a score that is computed beside it does not change with it."""
     right, real = score(model), getattr(scores, name)
+
+    def scaled(*how):
+        return 1.5 * real(*how)
+
     for path, module in list(sys.modules.items()):
         if path.startswith("lm_polygraph_asmi.") and vars(module).get(name) is real:
-            monkeypatch.setattr(module, name, scaled(real))
+            monkeypatch.setattr(module, name, scaled)
     assert score(model) == pytest.approx(1.5 * right)
 
 

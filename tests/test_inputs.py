@@ -209,28 +209,31 @@ def test_a_name_that_is_nearly_a_fields(field):
         assert parse_row({"prompt": "Who?", name: "x"}) == {"prompt": "Who?"}
 
 
-def test_an_answer_under_another_name():
-    names = """response output completion prediction generated_text reply choices Response OUTPUT
+ANSWERS = """response output completion prediction generated_text reply choices Response OUTPUT
     predicted_answer final_answer actual_output resps filtered_resps response_text answers
     Model-Output llm_answer assistant_message"""
-    for name in ["Model Output", *names.split()]:
-        with pytest.raises(ValueError, match=f"'{name}'.*answer"):
-            parse_row({"prompt": "Who?", name: " Brask"})
-        row = {"prompt": "Who?", name: " Brask", "answer": " Holm"}
-        assert parse_row(row) == {"prompt": "Who?", "answer": " Holm"}
-        assert parse_row({"prompt": "Who?", name: None}) == {"prompt": "Who?"}
+GOLD = "gold_answer", "expected_output", "reference_answers", "correct_answer", "target"
+INSIDE = "system", "system_prompt", "functions", "chat-history", "enable_thinking"
 
 
-def test_right_answers_are_copied():
-    for name in ("gold_answer", "expected_output", "reference_answers", "correct_answer", "target"):
-        assert parse_row({"prompt": "Who?", name: " Brask"}) == {"prompt": "Who?"}
+@pytest.mark.parametrize(
+    ("name", "without", "beside"),
+    [
+        *((name, "answer", None) for name in ["Model Output", *ANSWERS.split()]),
+        *((name, None, None) for name in GOLD),  # right answers are copied
+        *((name, "the model", "the model") for name in INSIDE),
+    ],
+)
+def test_fields_by_their_names(name, without, beside):
+    """What stands in a row without an answer, and beside one."""
+    for row, word in (({"prompt": "Who?"}, without), ({"prompt": "Who?", "answer": "a"}, beside)):
+        assert parse_row(row | {name: None}) == row
+        if word is None:
+            assert parse_row(row | {name: " Brask"}) == row
+        else:
+            with pytest.raises(ValueError, match=f"'{name}'.*{word}"):
+                parse_row(row | {name: " Brask"})
     assert parse_row({"prompt": "Who?", "answers": {"text": ["Brask"]}}) == {"prompt": "Who?"}
-
-
-def test_what_belongs_into_the_messages():
-    for name in ("system", "system_prompt", "functions", "chat-history", "enable_thinking"):
-        with pytest.raises(ValueError, match=f"'{name}' would not reach the model"):
-            parse_row({"prompt": "Who?", name: "x", "answer": " Brask"})
 
 
 @pytest.mark.parametrize("label", [{"correct": False}, {"quality": 0}])
@@ -317,9 +320,10 @@ def test_long_texts_are_read_in_no_time():
             chat_as_text("".join(draw.choices([*pieces, pieces, " ", "x"], k=3000)))
 
 
-def test_text_of():
-    for content, text in (
-        ("a", "a"), (None, ""), (7, "7"), (["a", {"text": "b"}], "a\nb"), (CHAT, "\n".join(
-            each["content"] for each in CHAT)), ({"content": [{"text": "a"}]}, "a"),
-    ):  # fmt: skip
-        assert text_of(content) == text
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("a", "a"), (None, ""), (7, "7"), (["a", {"text": "b"}], "a\nb"),
+     (CHAT, "Who built it?\n Brask"), ({"content": [{"text": "a"}]}, "a")],
+)  # fmt: skip
+def test_text_of(content, text):
+    assert text_of(content) == text

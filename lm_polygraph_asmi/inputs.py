@@ -358,12 +358,12 @@ def _message(message: Mapping[str, Any], number: int, notes: list[str]) -> dict[
     given = _filled(message)
     if isinstance(given.get("content"), list | tuple):
         given["content"] = [_filled(p) if isinstance(p, Mapping) else p for p in given["content"]]
-    found = _read(MESSAGE.validate_python, given, f"message {number}")
-    if not isinstance(found.content, str):
-        given["content"] = "".join(part.text for part in found.content)
-        if len(found.content) > 1:
+    form = _read(MESSAGE.validate_python, given, f"message {number}")
+    if not isinstance(form.content, str):
+        given["content"] = "".join(part.text for part in form.content)
+        if len(form.content) > 1:
             notes.append(
-                f"The {len(found.content)} text parts of message {number} were joined without "
+                f"The {len(form.content)} text parts of message {number} were joined without "
                 "anything between them: if your server joins them otherwise, such as by line "
                 "breaks, pass one text."
             )
@@ -381,23 +381,23 @@ def _read(read: Callable[[Any], Any], value: Any, place: str) -> Any:
     try:
         return read(value)
     except ValidationError as error:
-        # Of the alternatives of a field, the one that got furthest.
-        found = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+        # Of the alternative forms of a field, the one that fits the most.
+        deepest = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
         path = "".join(
             f"[{part}]" if isinstance(part, int) else f".{part}"
-            for part in found["loc"]
+            for part in deepest["loc"]
             if part not in BRANCHES
         ).strip(".")
-        said, got = found["msg"].replace("Input should be", "expected"), found["input"]
-        if found["type"] == "extra_forbidden":
-            said = "this field is unknown: remove it, or write what it says into the content"
-        elif found["type"].startswith("union_tag"):
+        problem, got = deepest["msg"].replace("Input should be", "expected"), deepest["input"]
+        if deepest["type"] == "extra_forbidden":
+            problem = "this field is unknown: remove it, or write what it says into the content"
+        elif deepest["type"].startswith("union_tag"):
             role = got.get("role")
-            said = "expected a role of system, developer, user, assistant or tool"
+            problem = "expected a role of system, developer, user, assistant or tool"
             path, got, meant = "role", role, str(role).lower()
             if (meant := OTHER_ROLES.get(meant, meant)) in BRANCHES:
-                said += f" (write {meant!r})"
-        raise ValueError(f"{place}: {path}: {said}, got {got!r:.80}") from error
+                problem += f" (write {meant!r})"
+        raise ValueError(f"{place}: {path}: {problem}, got {got!r:.80}") from error
 
 
 def _beside(prompt: Prompt, template: Mapping[str, Any]) -> dict[str, Any]:
@@ -408,8 +408,8 @@ def _beside(prompt: Prompt, template: Mapping[str, Any]) -> dict[str, Any]:
             f"{', '.join(map(repr, given))}: a chat template reads this, but the prompt is a text: "
             "pass the prompt as messages, or write it into the prompt"
         )
-    found = _read(Beside.model_validate, given, "the row")
-    if taken := sorted(found.chat_template_kwargs.keys() & {*RESERVED}):
+    form = _read(Beside.model_validate, given, "the row")
+    if taken := sorted(form.chat_template_kwargs.keys() & {*RESERVED}):
         raise ValueError(f"chat_template_kwargs: {taken[0]!r} is set otherwise: leave it out")
     return given
 

@@ -12,11 +12,11 @@ from click.core import ParameterSource
 from lm_polygraph_asmi.config import SETTINGS, ASMIConfig
 
 _QUOTED = re.compile('(?s)(?!" *[,:\\]}]) *(["\'`“‘„«»])(?=.*[^"\'`“”‘’„«»])(.+)(["\'`”’“«»]) *')
-"""Not what ends a text in JSON and begins the next, such as `", "`."""
+"""A text in quotes. `", "` is not one: it ends a text of JSON and begins the next."""
 _ESCAPE = re.compile(
     r"\\([nrt](?![a-z]+(?!\w*:))|[\n\r\t]|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8})"
 )
-"""Not the beginning of LaTeX's commands, such as \\nabla; but of a mark, such as \\nuser:."""
+"""An escape, such as \\t or, before a mark, \\nuser:; \\nabla is none, but a command of LaTeX."""
 _DOLLAR = re.compile(r"\$[\n\r\t]+|\$|`[nrt]|\^[nrt]?")
 """What a shell leaves of $'\\n', which sh does not know, or of another shell's escapes."""
 

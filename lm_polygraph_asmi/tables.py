@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.validation import describe_fields, identity
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
 """Suffixes of files with a JSON object on each line."""
@@ -66,17 +66,15 @@ def read_table(
 
 def text_of_file(path: str | Path, strict: bool = True) -> str:
     """A file's text, without a byte order mark; ValueError: it is not in UTF-8, or has NUL."""
-    content, problem = Path(path).read_bytes(), "NUL bytes"
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        problem = str(error)
-        text = "\0" if strict else content.decode("utf-8-sig", errors="replace")
-    if "\0" in text:
+        text = Path(path).read_bytes().decode("utf-8-sig", "strict" if strict else "replace")
+        if "\0" in text:
+            raise ValueError("NUL bytes")
+    except ValueError as error:  # UnicodeDecodeError is one
         raise ValueError(
-            f"{path}: expected text in UTF-8, got other bytes ({problem}): save it as UTF-8 if it "
+            f"{path}: expected text in UTF-8, got other bytes ({error}): save it as UTF-8 if it "
             "is UTF-16, unpack it if it is gzip or zip, or name it .parquet if it is that"
-        )
+        ) from error
     return text
 
 
@@ -258,15 +256,15 @@ def placing(place: str) -> Iterator[None]:
         raise ValueError(f"{place}: {error}") from error
 
 
-def each(rows: Iterable[Row], read: Callable[[Row], Found]) -> list[Found]:
-    """`read` of each row. Errors name the row; a row that failed to load is an error, too."""
-    found = []
+def each(rows: Iterable[Row], read: Callable[[Row], Value]) -> list[Value]:
+    """What `read` makes of each row. ValueError, with the row's number: one that cannot be read."""
+    values = []
     for row in rows:
         with placing(f"row {row.number}"):
             if row.error is not None:
                 raise ValueError(row.error)
-            found.append(read(row))
-    return found
+            values.append(read(row))
+    return values
 
 
 def identity_of(name: str, value: Any) -> str:

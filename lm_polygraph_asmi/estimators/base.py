@@ -60,8 +60,8 @@ class MaskedHeadsEstimator(Estimator):
     does.
 
     The masked-heads calculator runs the masked passes with its own settings. The settings here are
-    the expected ones: they are part of the estimator's name, and a calculator that used others
-    raises an error instead of a mislabelled score.
+    the expected ones, which are part of the estimator's name. If the calculator used others, an
+    error is raised, since the score would be mislabelled.
 
     Args:
         config: the expected settings, including the mask seed. With `closing_token` False, the

@@ -21,8 +21,8 @@ class ResponseDiversityCalculator(StatCalculator):
     """div(x) of the responses sampled by LM-Polygraph.
 
     Embeds each of the `sample_tokens` by `hidden_states[L // 2]`, at its last and at its
-    second-last token (`StopConditions.embedded`). The second is LM-Polygraph's `sample_embeddings`
-    in batches of one; in larger ones these are of a pad token.
+    second-last token (`StopConditions.embedded`). LM-Polygraph's `sample_embeddings` are those of
+    the second-last token in batches of one, and of a pad token in larger batches.
 
     Args:
         attention: attention implementation; None keeps that of the model.

@@ -5,15 +5,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import SETTINGS, ASMIConfig
 from lm_polygraph_asmi.decisions import Decider, calibrate_run
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.options import given_settings, setting_helps, setting_options
 from lm_polygraph_asmi.report import load_run_groups
-from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.composing import composed
 from tests.report import runs
 from tests.tiny_lm import whitebox
@@ -33,30 +30,24 @@ LABEL = (
 )
 
 
-def test_a_setting_is_everywhere(tmp_path):
-    # On the command line.
-    given: dict = {}
+def test_every_setting_is_an_option_and_in_hydra():
+    arguments, given = [], {}
+    for name, value in CHANGED.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            arguments += [f"--{option}", value[0] if isinstance(value, tuple) else str(value)]
 
     @click.command()
     @setting_options()
     def command(**settings):
         given.update(given_settings(settings))
 
-    CliRunner().invoke(command, ["--tau", "2", "--stop", "\\n", "--no-closing-token"])
-    assert given == {"tau": 2.0, "stop": ["\n"], "closing_token": False}
-    # In Hydra, whose node an estimator is made of.
+    CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert ASMIConfig(**given) == ASMIConfig(**CHANGED)
     node = composed("asmi_base", "asmi.seed=3").asmi
     assert (node.seed, node.scope) == (3, "all")
-    # In the name, the manifest and the key.
-    estimator = SemASMI(ASMIConfig(seed=3))
-    saved = runs.content()
-    saved["estimations"]["sequence", str(estimator)] = [0.0] * 60
-    saved[runs.METHODS] = {str(estimator): estimator.described}
-    found = load_run(runs.save(tmp_path / "run", saved))
-    assert found.manifest["methods"]["Sem-ASMI (60%, K=64, seed=3)"]["seed"] == 3
-    # In a scored row.
-    scorer = Scorer(whitebox(), ASMIConfig(num_masks=4, mask_rate=0.4, seed=3))
-    assert scorer.score("Who built the ferry?", " Brask").settings["seed"] == 3
 
 
 def test_labels_and_plain_values():

@@ -132,36 +132,33 @@ def available_stat_calculators(
         )
     depths = sorted({config.depth for config in configs})
     arguments = configs[0].to_dict("masks", "machine") | options
-    masked_heads = StatCalculatorContainer(
-        name="MaskedHeadsCalculator",
-        builder="lm_polygraph_asmi.stat_calculators.masked_heads",
-        cfg=OmegaConf.create({"depths": depths, **arguments}),
-        stats=list(MASKED_HEADS),
-        dependencies=["greedy_tokens"],
-    )
-    diversity = StatCalculatorContainer(
-        name="ResponseDiversityCalculator",
-        builder="lm_polygraph_asmi.stat_calculators.response_diversity",
-        cfg=OmegaConf.create({name: arguments[name] for name in ("attention", "structure")}),
-        stats=list(DIVERSITY),
-        dependencies=["sample_tokens"],
-    )
-    sampling = StatCalculatorContainer(
-        name="SamplingGenerationCalculator",
-        builder="lm_polygraph_asmi.stat_calculators.sampling",
-        cfg=OmegaConf.create(
-            {
-                "samples_n": min(samples, default=ASMIConfig.num_samples),
-                "seed": configs[0].seed,
-                "result_cache": options.get("result_cache"),
-            }
-        ),
-        stats=[*SamplingGenerationCalculator.meta_info()[0], "seconds_samples"],
-    )
     maps = attention_readers(estimators, "attention_all")
     return [
         *register_default_stat_calculators("Whitebox", output_attentions=bool(maps)),
-        masked_heads,
-        diversity,
-        sampling,
+        StatCalculatorContainer(
+            name="MaskedHeadsCalculator",
+            builder="lm_polygraph_asmi.stat_calculators.masked_heads",
+            cfg=OmegaConf.create({"depths": depths, **arguments}),
+            stats=list(MASKED_HEADS),
+            dependencies=["greedy_tokens"],
+        ),
+        StatCalculatorContainer(
+            name="ResponseDiversityCalculator",
+            builder="lm_polygraph_asmi.stat_calculators.response_diversity",
+            cfg=OmegaConf.create({name: arguments[name] for name in ("attention", "structure")}),
+            stats=list(DIVERSITY),
+            dependencies=["sample_tokens"],
+        ),
+        StatCalculatorContainer(
+            name="SamplingGenerationCalculator",
+            builder="lm_polygraph_asmi.stat_calculators.sampling",
+            cfg=OmegaConf.create(
+                {
+                    "samples_n": min(samples, default=ASMIConfig.num_samples),
+                    "seed": configs[0].seed,
+                    "result_cache": options.get("result_cache"),
+                }
+            ),
+            stats=[*SamplingGenerationCalculator.meta_info()[0], "seconds_samples"],
+        ),
     ]

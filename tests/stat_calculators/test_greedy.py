@@ -82,13 +82,9 @@ def test_the_builder_of_either(finished, model):
 
 @pytest.mark.parametrize("lacks", UNMASKABLE)
 def test_models_whose_heads_cannot_be_masked(finished, lacks):
-    """They answer as LM-Polygraph has them answer, and the masked passes refuse them by name."""
-    model = unmaskable(lacks)
-    config = {"output_attentions": False}
-    stats = load_stat_calculator(config | {"answers": None}, None)({}, TEXTS[:1], model, 3)
-    plain = GreedyProbsCalculator(False, False)({}, TEXTS[:1], model, 3)
-    assert stats["greedy_tokens"] == plain["greedy_tokens"]
-    saved = load_stat_calculator(config | {"answers": str(finished[0])}, None)
-    assert saved(stats, TEXTS[:1], model)["greedy_texts"] == [finished[1][0]["greedy_texts"][0]]
+    """Their answers are scored by LM-Polygraph's methods; masked passes refuse them by name."""
+    (folder, rows), model = finished, unmaskable(lacks)
+    saved = SavedAnswersCalculator(folder)({}, TEXTS[:1], model)
+    assert saved["greedy_texts"] == rows[0]["greedy_texts"]
     with pytest.raises(TypeError, match=f"{type(model.model).__name__}.* {UNMASKABLE[lacks]}"):
-        MaskedHeadsCalculator(scope="response", top_k=8)(stats, TEXTS[:1], model)
+        MaskedHeadsCalculator()(saved, TEXTS[:1], model)

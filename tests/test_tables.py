@@ -170,11 +170,11 @@ def test_types_of_parquet(tmp_path):
         "when": pa.array([pd.Timestamp("2024-01-01"), None]),
     }  # fmt: skip
     parquet.write_table(pa.table(columns), path)
-    assert [row.content for row in read_table(path, NEEDED)] == [
-        {"prompt": "a", "messages": chat, "answer": "1931", "label": True, "byte": 1, "half": 0.5,
-         "pair": {"a": [1.0, None]}, "when": datetime(2024, 1, 1)},
-        {"prompt": "", "messages": chat, "answer": "007", "label": None, "byte": -1, "half": None,
-         "pair": None, "when": None},
+    assert list(read_table(path, NEEDED)) == [
+        Row(1, {"prompt": "a", "messages": chat, "answer": "1931", "label": True, "byte": 1,
+                "half": 0.5, "pair": {"a": [1.0, None]}, "when": datetime(2024, 1, 1)}),
+        Row(2, {"prompt": "", "messages": chat, "answer": "007", "label": None, "byte": -1,
+                "half": None, "pair": None, "when": None}),
     ]  # fmt: skip
     for wrong in (b"", b"PAR1", path.read_bytes()[:-9]):
         with pytest.raises(ValueError, match=r"in\.parquet.*Parquet"):

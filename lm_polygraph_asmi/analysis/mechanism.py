@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import Interval, finite
@@ -108,7 +109,7 @@ class Vote(NamedTuple):
     share: float
 
 
-def votes(top_tokens: np.ndarray, tokens: ArrayLike) -> list[Vote]:
+def votes(top_tokens: Int[np.ndarray, "S T"], tokens: ArrayLike) -> list[Vote]:
     """One vote per token of an answer.
 
     Args:

@@ -5,8 +5,8 @@ from statsmodels.discrete.discrete_model import Logit
 from statsmodels.regression.linear_model import OLS
 from statsmodels.tools import add_constant
 
-from lm_polygraph_asmi.analysis import Interval, Labelled, distinct, labelled
-from tests.analysis.simulation import keys, monte_carlo_error, shared
+from lm_polygraph_asmi.analysis import Labelled, distinct, labelled
+from tests.analysis.simulation import keys, shared
 
 NAMES = keys(50, 3)
 
@@ -115,28 +115,6 @@ def test_answers_that_controls_separate_have_a_finite_fit(columns):
     alone = -2 * Logit(wrong, add_constant(noise)).fit(disp=0).llf  # then nothing is left
     ratio, _ = likelihood_ratio(noise[:, None], controls[:, 0], wrong)
     assert ratio == pytest.approx(alone, abs=1e-6)
-
-
-@pytest.mark.slow
-def test_a_redundant_signal_is_detected_in_one_case_of_twenty(monkeypatch):
-    """200 simulations: 0.05 within three Monte Carlo errors of 0.015.
-
-    Errors and the signal's noise both correlate within clusters, but are independent given the
-    controls. Only the residual is computed.
-    """
-    undefined = Interval(0.0, np.nan, np.nan)
-    monkeypatch.setattr(distinct, "auroc_difference", lambda *_: undefined)
-    monkeypatch.setattr(distinct, "error_probability", lambda *_: np.zeros(len(NAMES)))
-    monkeypatch.setattr(distinct, "likelihood_ratio_test", lambda *_: (0.0, 1.0))
-    found = []
-    for seed in range(200):
-        signal, controls, wrong = answers(seed)
-        rows = Labelled(wrong, NAMES, resamples=100)
-        found.append(distinct.distinct_signal(signal, controls, rows))
-    rate = np.mean([result.detected for result in found])
-    assert rate == pytest.approx(0.05, abs=3 * monte_carlo_error(0.05, 200))
-    values = [result.residual_auroc.value for result in found]
-    assert np.mean(values) == pytest.approx(0.5, abs=3 * np.std(values) / np.sqrt(200))
 
 
 def test_aggregations():

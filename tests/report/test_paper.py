@@ -9,15 +9,14 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi.analysis import auroc, normalised_prr
+from lm_polygraph_asmi.analysis import normalised_prr
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem
-from lm_polygraph_asmi.report.items.benchmark import benchmark, datasets
-from lm_polygraph_asmi.report.items.mechanism import screen
+from lm_polygraph_asmi.report.items.benchmark import benchmark
 from lm_polygraph_asmi.report.items.paper import papers_numbers
-from lm_polygraph_asmi.report.items.signal import confident_fragile, distinct, payoff
+from lm_polygraph_asmi.report.items.signal import distinct
 from lm_polygraph_asmi.results import paper
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.runs.compose import compose_run
@@ -73,25 +72,6 @@ def test_numbers_stand_beside_those_of_the_paper(babi, prr):
     assert {*table["setting"]} == {"Qwen3-4B, BabiQA"}
     assert not table["method"].isin(["PTrueSampling"]).any()
     assert {*table["depth"].dropna()} == {"60%", "80%"}
-
-
-def test_values_are_those_of_the_statistics(babi):
-    """Those of a report of several runs: tests/report/test_report.py."""
-    table = beside([babi], datasets, screen, confident_fragile, payoff)
-    lengths = np.array([len(answer) for answer in babi.saved("greedy_tokens")])
-    confident, fragile = babi.msp <= np.median(babi.msp), babi.u_sem > np.median(babi.u_sem)
-    for quantity, value in (
-        ("median tokens of the answer", np.median(lengths)),
-        ("tokens an answer", lengths.mean()),
-        ("mean quality", babi.quality.mean()),
-        ("mean MI_t", np.concatenate(babi.mi_tokens).mean()),
-        ("AUROC", auroc(babi.score("ASMI (60%, K=64)"), babi.wrong)),
-        ("confident error", babi.wrong[confident].mean()),
-        ("error rate, confident and fragile", 100 * babi.wrong[confident & fragile].mean()),
-    ):
-        found = table[table["quantity"] == quantity]
-        here = found.query("quantity != 'AUROC' or method == 'ASMI'")["here"].iloc[0]
-        assert getattr(here, "value", here) == pytest.approx(value), quantity
 
 
 def changed(group: RunGroup, path: str, value: object) -> RunGroup:

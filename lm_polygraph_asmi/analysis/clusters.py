@@ -109,8 +109,8 @@ def control_table(controls: ArrayLike) -> Float[np.ndarray, "n c"]:
     return table
 
 
-def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> None:
-    """Raise ValueError unless there are keys, and all columns have a finite value for each."""
+def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> list[np.ndarray]:
+    """The columns as numbers; ValueError unless each has a finite value for every cluster key."""
     if clusters is None:
         raise ValueError(
             "clusters must have a key for every row: the same for answers that share a passage, "
@@ -118,12 +118,13 @@ def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> None:
         )
     if not len(clusters):
         raise ValueError("there is no row: expected at least one answer")
-    for name, values in columns.items():
-        column = finite(**{name: values})
+    numbers = {name: finite(**{name: values}) for name, values in columns.items()}
+    for name, column in numbers.items():
         if len(column) != len(clusters):
             raise ValueError(
                 f"{name} has {len(column)} values for {len(clusters)} cluster keys: one each"
             )
+    return list(numbers.values())
 
 
 def cluster_codes(clusters: Sequence[Any]) -> Int[np.ndarray, " n"]:
@@ -236,8 +237,7 @@ class Clustered:
 
     def columns(self, /, **named: ArrayLike) -> list[np.ndarray]:
         """The columns as numbers. ValueError unless each has a finite value for every answer."""
-        check_rows(self.clusters, **named)
-        return [np.asarray(column, dtype=float) for column in named.values()]
+        return check_rows(self.clusters, **named)
 
     def resampled(self: Rows, resamples: int) -> Rows:
         """The same with another number of resamples, of which the first are the same."""

@@ -130,10 +130,6 @@ def confident_but_fragile(msp: ArrayLike, fragility: ArrayLike, answers: Labelle
     """
     msp, fragility = answers.columns(msp=msp, fragility=fragility)
     wrong = answers.wrong.astype(float)
-
-    def rate(chosen: np.ndarray) -> float:
-        return float(wrong[chosen].mean()) if chosen.any() else float("nan")
-
     medians = Medians(msp), Medians(fragility)
 
     def gap(counts: np.ndarray) -> np.ndarray:
@@ -141,13 +137,11 @@ def confident_but_fragile(msp: ArrayLike, fragility: ArrayLike, answers: Labelle
         return _gap(counts * (msp <= msp_median), fragility > fragility_median, wrong)
 
     value = float(gap(np.ones((1, len(wrong)), dtype=int))[0])
-    unconfident, fragile = msp > np.median(msp), fragility > np.median(fragility)
-    masks = [[a & b for b in (~fragile, fragile)] for a in (~unconfident, unconfident)]
-    return Quadrants(
-        np.array([[rate(mask) for mask in row] for row in masks]),
-        np.array([[int(mask.sum()) for mask in row] for row in masks]),
-        bootstrap_interval(value, gap, answers),
-    )
+    place = 2 * (msp > np.median(msp)) + (fragility > np.median(fragility))
+    count = np.bincount(place, minlength=4).reshape(2, 2)
+    errors = np.bincount(place, wrong, minlength=4).reshape(2, 2)
+    rate = np.divide(errors, count, out=np.full((2, 2), np.nan), where=count > 0)
+    return Quadrants(rate, count, bootstrap_interval(value, gap, answers))
 
 
 @dataclass(frozen=True)

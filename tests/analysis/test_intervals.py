@@ -165,20 +165,6 @@ def test_a_band_is_the_interval_of_each_point():
     assert np.isnan(analysis.cluster_band(lambda chosen: values[chosen, 0], alone)).all()
 
 
-def test_intervals_cover_the_mean_of_correlated_rows_and_narrow_ones_do_not():
-    """100 simulations: 0.95 within three Monte Carlo errors of 0.022."""
-    rng, error = np.random.default_rng(4), monte_carlo_error(0.95, 100)
-    samples = [shared(rng, 80, 4) for _ in range(100)]
-
-    def covered(names):
-        rows = Clustered(names, resamples=200)
-        means = ((v.mean(), lambda counts, v=v: counts @ v / 320) for v in samples)
-        return coverage((bootstrap_interval(*mean, rows) for mean in means), 0)
-
-    assert covered(keys(80, 4)) == pytest.approx(0.95, abs=3 * error)
-    assert covered(keys(320, 1)) < 0.95 - 3 * error
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("clusters", [11, 50, 200])
 def test_few_clusters_have_intervals_too(clusters):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from html import unescape
-from itertools import combinations, product
+from itertools import product
 from types import SimpleNamespace
 
 import joblib
@@ -427,42 +427,11 @@ def boxes(texts):
     return [text.get_window_extent() for text in texts if text.get_visible() and text.get_text()]
 
 
-def test_no_text_lies_on_another():
-    """Titles of few and of many settings, ticks of MI that spans many powers of ten."""
-    values, wrong = np.geomspace(1e-6, 1, 60), np.arange(60) % 2 == 0
-    both = {"Adapt-ASMI": values, "MSP": np.where(values < 0.1, 0, values)}
-    names = ("smollm2, babiqa", "gemma, babiqa")
-    scored = {
-        f"{group}\n{name}: AUROC 0.53 [0.31, 0.75]": (score, wrong)
-        for group in names for name, score in both.items()
-    }  # fmt: skip
-    closed = {f"{i}, squad closed book, 150 confident of 300": {} for i in range(7)}
-    for figure in (
-        figures.violins(scored),
-        figures.violins({"few\nMSP: AUROC –": (values[:6], np.ones(6, bool))}),
-        figures.joint(dict.fromkeys(names, (values, values, -0.5))),
-        figures.payoff(closed),
-    ):
-        assert (figure.get_size_inches() <= figures.PAGE).all()
-        figure.draw_without_rendering()
-        texts = [text for ax in figure.axes for text in (ax.title, *ax.texts)]
-        for ax in figure.axes:
-            low, high = ax.get_xlim()
-            texts += [t for t in ax.get_xticklabels() if low <= t.get_position()[0] <= high]
-        assert not any(one.overlaps(other) for one, other in combinations(boxes(texts), 2))
-
-
 def test_quadrants_have_their_own_rates_and_numbers():
     split = SimpleNamespace(error_rate=np.tri(2), count=np.arange(4).reshape(2, 2))
     (ax,) = figures.quadrants({"one": split}).axes
     shown = ["100%\nn = 0", "0%\nn = 1", "100%\nn = 2", "100%\nn = 3"]
     assert [text.get_text() for text in ax.texts] == shown
-
-
-def test_curves_end_where_few_answers_are_left(tmp_path):
-    (item,) = signal.payoff(loaded(tmp_path))
-    drawn = [np.isfinite(line.get_ydata()).sum() for line in item.draw().axes[0].lines]
-    assert drawn == [((1 - signal.ABSTAIN) * 30 >= 10).sum()] * len(drawn)
 
 
 def test_figures_of_many_settings_fit_a_page():

@@ -1,6 +1,6 @@
 """Prediction Rejection Ratio as LM-Polygraph defines it, fast enough to be resampled."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -195,18 +195,15 @@ def prr_with_error(uncertainty: ArrayLike, answers: Labelled) -> PRR:
         >>> round(few.standard_error / many.standard_error)  # four times the answers, half the SE
         2
     """
-    return prrs_with_error({"": uncertainty}, answers)[""]
+    (error,) = standard_errors([uncertainty], answers)
+    return PRR(normalised_prr(uncertainty, answers.quality), error)
 
 
-def prrs_with_error(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, PRR]:
-    """`prr_with_error` of several scores by name, on the same resamples."""
-    errors = [float("nan")] * len(scores)
-    if len(answers) > 1 and has_contrast(answers.quality):
-        samples = answers.independent.draws(CURVE_RESAMPLES)
-        drawn = weighted_prr([*scores.values()], answers.quality, samples)
-        # Resamples of equally good answers have no PRR and are left out of the standard error.
-        errors = [float(np.nanstd(column, ddof=1)) for column in drawn.T]
-    return {
-        name: PRR(normalised_prr(score, answers.quality), error)
-        for (name, score), error in zip(scores.items(), errors, strict=True)
-    }
+def standard_errors(scores: Sequence[ArrayLike], answers: Labelled) -> list[float]:
+    """Bootstrap standard errors of the PRR of several scores, on the same resamples of answers."""
+    if len(answers) < 2 or not has_contrast(answers.quality):
+        return [float("nan")] * len(scores)
+    samples = answers.independent.draws(CURVE_RESAMPLES)
+    drawn = weighted_prr(scores, answers.quality, samples)
+    # Resamples of equally good answers have no PRR and are left out.
+    return [float(np.nanstd(column, ddof=1)) for column in drawn.T]

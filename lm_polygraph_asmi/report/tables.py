@@ -11,7 +11,7 @@ from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.mechanism import masking_response
-from lm_polygraph_asmi.analysis.prr import PRR, has_contrast, prrs_with_error
+from lm_polygraph_asmi.analysis.prr import PRR, has_contrast, standard_errors
 from lm_polygraph_asmi.analysis.right import RIGHT, on_scale, says_nothing
 from lm_polygraph_asmi.core.statistics import masked_layer
 from lm_polygraph_asmi.results.runs import MSP, Run
@@ -40,9 +40,10 @@ def method_prrs(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str,
     """The PRR of every method, by name."""
     pairs = [(name, MSP) for name in scores if MSP in scores and name != MSP]
     intervals, differences = prr_intervals(scores, answers, pairs)
+    errors = standard_errors([*scores.values()], answers)
     return {
-        name: MethodPRR(prr, intervals[name], differences.get((name, MSP), UNDEFINED))
-        for name, prr in prrs_with_error(scores, answers).items()
+        name: MethodPRR(PRR(whole.value, error), whole, differences.get((name, MSP), UNDEFINED))
+        for (name, whole), error in zip(intervals.items(), errors, strict=True)
     }
 
 

@@ -62,6 +62,9 @@ def test_a_constant_score_is_random_rejection():
     for score in (np.ones(400), np.full(400, -np.inf)):
         for quality in (QUALITY, np.sort(QUALITY)):  # the worst possible order of the file
             assert normalised_prr(score, quality) == pytest.approx(0, abs=1e-12)
+    few_bits = np.ones((1, 400), dtype=np.int8)  # as draws are: sums of counts need more
+    area = Rejection(np.zeros(400), QUALITY).area(few_bits, few_bits @ QUALITY)
+    assert area == pytest.approx(QUALITY.mean())
     # To the last bit, else a tiny negative PRR would be written as -0.00.
     counts = np.random.default_rng(5).multinomial(6, np.full(6, 1 / 6), size=50)
     mean = np.add.reduceat(counts * FEW, [0], axis=1)[:, 0] / 6

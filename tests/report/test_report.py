@@ -373,6 +373,20 @@ def test_what_a_run_lacks_is_named_and_nothing_is_made_up(tmp_path, change, reas
         assert (groups[0].variants, [*table.index]) == ({}, [*planted.BASELINES])
 
 
+def test_other_questions_and_the_same_seeds_are_no_comparison(tmp_path):
+    about = manifest(60, "asmi_squad_closed_book", closed=True)
+    about["rows"]["ids"] = [f"other{i}" for i in range(60)]
+    closed = save(tmp_path / "closed", content(shift=0.5), about)
+    again = content()  # but for rounding
+    for name, values in again["estimations"].items():
+        again["estimations"][name] = [v * (1 + 1e-7) for v in values]
+    groups = load_run_groups([save(tmp_path / "open"), closed, save(tmp_path / "again", again)])
+    assert len(groups) == 2
+    (questions,), (seeds,) = boundary(groups), stability(groups)
+    assert questions.reason.startswith("no question is in both runs")
+    assert seeds.reason.startswith("no answers were scored twice with other masks or samples")
+
+
 @pytest.mark.parametrize("known", [{}, {"rows": None}, {"rows": {"ids": []}}])
 def test_what_no_manifest_records_is_taken_from_the_run(tmp_path, known):
     saved, lacks = content(), dict.fromkeys(("model", "peak_memory_bytes", "config"))

@@ -11,6 +11,7 @@ from os.path import commonprefix
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from jaxtyping import Float, Int, Num
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, stdtrit
 
@@ -97,7 +98,7 @@ def binary(**column: ArrayLike) -> np.ndarray:
     return numbers.astype(bool)
 
 
-def control_table(controls: ArrayLike) -> np.ndarray:
+def control_table(controls: ArrayLike) -> Float[np.ndarray, "n c"]:
     """Controls as a table (n, c), or a ValueError."""
     table = finite(controls=controls)
     if table.ndim != 2 or not table.shape[1]:
@@ -108,8 +109,8 @@ def control_table(controls: ArrayLike) -> np.ndarray:
     return table
 
 
-def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> None:
-    """Raise ValueError unless there are keys, and all columns have a finite value for each."""
+def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> list[np.ndarray]:
+    """The columns as numbers; ValueError unless each has a finite value for every cluster key."""
     if clusters is None:
         raise ValueError(
             "clusters must have a key for every row: the same for answers that share a passage, "
@@ -117,15 +118,16 @@ def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> None:
         )
     if not len(clusters):
         raise ValueError("there is no row: expected at least one answer")
-    for name, values in columns.items():
-        column = finite(**{name: values})
+    numbers = {name: finite(**{name: values}) for name, values in columns.items()}
+    for name, column in numbers.items():
         if len(column) != len(clusters):
             raise ValueError(
                 f"{name} has {len(column)} values for {len(clusters)} cluster keys: one each"
             )
+    return list(numbers.values())
 
 
-def cluster_codes(clusters: Sequence[Any]) -> np.ndarray:
+def cluster_codes(clusters: Sequence[Any]) -> Int[np.ndarray, " n"]:
     """(n,) number of each row's cluster: 0 for the first of the sorted keys, and so on.
 
     Two keys are the same cluster if their `identity` is.
@@ -139,7 +141,9 @@ def cluster_codes(clusters: Sequence[Any]) -> np.ndarray:
     return np.unique(np.asarray(keys, dtype=str), return_inverse=True)[1]
 
 
-def tied_order(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def tied_order(
+    values: Num[np.ndarray, " n"],
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " groups"]]:
     """(n,) ascending order, and the places in it at which a new value starts."""
     order = np.argsort(values, kind="stable")
     ranked = values[order]
@@ -233,8 +237,7 @@ class Clustered:
 
     def columns(self, /, **named: ArrayLike) -> list[np.ndarray]:
         """The columns as numbers. ValueError unless each has a finite value for every answer."""
-        check_rows(self.clusters, **named)
-        return [np.asarray(column, dtype=float) for column in named.values()]
+        return check_rows(self.clusters, **named)
 
     def resampled(self: Rows, resamples: int) -> Rows:
         """The same with another number of resamples, of which the first are the same."""
@@ -258,11 +261,12 @@ class Clustered:
         """Number of resamples for a statistic with a number of its own."""
         return default if self.resamples is None else self.resamples
 
-    def draws(self, default: int = RESAMPLES) -> Iterator[np.ndarray]:
+    def draws(self, default: int = RESAMPLES) -> Iterator[Int[np.ndarray, "b n"]]:
         """How often each answer is in each bootstrap resample of whole clusters.
 
         A resample draws as many clusters as there are, with replacement. Yields some resamples at
-        a time, `number(default)` in all, as counts (b, n): a row for each resample.
+        a time, `number(default)` in all, as counts (b, n): a row for each resample. They are
+        integers of 8 bits where these suffice, so that a processor's cache holds many.
         """
         number, total = self.number(default), self.n_clusters
         if len(self.known.get("drawn", ())) < number:
@@ -270,11 +274,11 @@ class Clustered:
         chunk = max(1, ROWS_AT_ONCE // len(self))
         for start in range(0, number, chunk):
             chosen = self.known["drawn"][start : min(start + chunk, number)]
-            yield chosen.astype(int).take(self.codes, axis=1)
+            yield chosen.take(self.codes, axis=1)
 
 
 @lru_cache(maxsize=8)  # of clusters and of answers, for each of the paper's four data sets
-def _drawn(seed: int, clusters: int, number: int) -> np.ndarray:
+def _drawn(seed: int, clusters: int, number: int) -> Int[np.ndarray, "number clusters"]:
     """(number, clusters) how often each cluster is in each resample.
 
     The first of more resamples are the same. Settings with equally many clusters, such as those of
@@ -287,8 +291,8 @@ def _drawn(seed: int, clusters: int, number: int) -> np.ndarray:
         )
         for start in range(0, number, at_once)
     )
-    # Mostly a byte each: no cluster of many is drawn more than 255 times.
-    return np.concatenate([part.astype(np.min_scalar_type(part.max())) for part in parts])
+    # Mostly a byte each: no cluster of many is drawn more than 127 times.
+    return np.concatenate([part.astype(np.min_scalar_type(~part.max())) for part in parts])
 
 
 def bootstrap_values(
@@ -316,7 +320,9 @@ def percentiles(clusters: int) -> tuple[float, float]:
     return 100 * tail, 100 - 100 * tail
 
 
-def percentile_interval(value: float, resampled: np.ndarray, clusters: int) -> Interval:
+def percentile_interval(
+    value: float, resampled: Float[np.ndarray, " resamples"], clusters: int
+) -> Interval:
     """95 % interval by `percentiles` for this number of clusters.
 
     NaN with fewer than two, or if the statistic is undefined in at least half of the resamples.
@@ -386,13 +392,13 @@ def bootstrap_interval(
 class Medians:
     """Medians of one finite column (n,) in many resamples, as `np.median` of their rows."""
 
-    def __init__(self, values: np.ndarray) -> None:
+    def __init__(self, values: Num[np.ndarray, " n"]) -> None:
         self.order = np.argsort(values, kind="stable")
         self.ranked = values[self.order]
 
-    def __call__(self, counts: np.ndarray) -> np.ndarray:
+    def __call__(self, counts: Int[np.ndarray, "b n"]) -> Float[np.ndarray, " b"]:
         """(b,) median of each sample of counts (b, n). NaN if no row was drawn."""
-        drawn = counts.take(self.order, axis=1).cumsum(1)
+        drawn = counts.take(self.order, axis=1).cumsum(1, dtype=int)
         total = drawn[:, -1:]
         lower = (drawn > (total - 1) // 2).argmax(1)
         upper = (drawn > total // 2).argmax(1)
@@ -402,7 +408,7 @@ class Medians:
 
 def cluster_band(
     curve: Callable[[np.ndarray], np.ndarray], rows: Clustered, points: int = 50
-) -> np.ndarray:
+) -> Float[np.ndarray, "2 points"]:
     """Pointwise 95 % band of a curve, over whole clusters.
 
     (2, points): the lower and the upper ends. NaN with fewer than two clusters.

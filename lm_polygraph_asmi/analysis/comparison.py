@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float, Int, Num
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
@@ -81,14 +82,14 @@ def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
 class BootstrapAUROC:
     """`auroc` of one score on many resamples of the same rows."""
 
-    def __init__(self, score: np.ndarray, wrong: np.ndarray) -> None:
+    def __init__(self, score: Num[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"]) -> None:
         right = np.flatnonzero(~wrong)
         self.right, self.errors = right[score[right].argsort()], np.flatnonzero(wrong)
         ranked, of_errors = score[self.right], score[self.errors]
         self.below = ranked.searchsorted(of_errors, "left")
         self.up_to = ranked.searchsorted(of_errors, "right")
 
-    def __call__(self, counts: np.ndarray) -> np.ndarray:
+    def __call__(self, counts: Int[np.ndarray, "b n"]) -> Float[np.ndarray, " b"]:
         """(b,) AUROC of samples with counts (b, n). NaN without wrong or without right answers."""
         right = np.zeros((len(counts), len(self.right) + 1), dtype=int)
         counts.take(self.right, axis=1).cumsum(1, out=right[:, 1:])

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float, Int, Num
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
@@ -27,7 +28,7 @@ BANDS = {
 """Percentiles of rank by MI_t, as in appendix "Top-K Coverage Analysis" of the paper."""
 
 
-def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
+def tail_entropy_bound(missing: ArrayLike) -> Float[np.ndarray, "..."] | np.float64:
     """Upper bound in nats of the entropy that a tail of mass at most m adds as one bucket.
 
     It is -m ln m, with m cut to [0, 1/e], because -m ln m is largest at 1/e. `missing` is m, of any
@@ -76,7 +77,7 @@ def coverage_intervals(
     information: Sequence[np.ndarray],
     coverage: Sequence[np.ndarray],
     answers: Clustered,
-) -> dict[str, np.ndarray]:
+) -> dict[str, Float[np.ndarray, "2 k"]]:
     """Pointwise 95 % intervals of `coverage_by_band` over clusters.
 
     Each resample cuts its own bands of tokens. Returns for each band the lower and the upper ends
@@ -116,13 +117,17 @@ def coverage_intervals(
     return {band: np.array([low[i], high[i]]) for i, band in enumerate(bands)}
 
 
-def _ranks(totals: np.ndarray) -> np.ndarray:
+def _ranks(totals: Num[np.ndarray, " b"]) -> Int[np.ndarray, "bands b 2"]:
     """(bands, b, 2) first rank of every band, and one after its last, for `totals` tokens."""
     low, high = np.array([*BANDS.values(), (0, 100)]).T[..., None]
     return np.stack([np.floor(low * totals / 100), np.ceil(high * totals / 100)], 2).astype(int)
 
 
-def _band_means(information: np.ndarray, coverage: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _band_means(
+    information: Float[np.ndarray, " N"],
+    coverage: Float[np.ndarray, "N k"],
+    counts: Num[np.ndarray, "b N"],
+) -> Float[np.ndarray, "b bands k"]:
     """(b, bands, k) mean coverage by band, with each token `counts` (b, N) times."""
     order, starts = tied_order(information)
     group = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(order)]))

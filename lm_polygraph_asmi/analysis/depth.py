@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import normalised_prr, weighted_prr
@@ -36,10 +37,10 @@ class DepthSelection:
         splits: number of splits with a defined PRR on both halves.
     """
 
-    groups: np.ndarray
-    aggregate: np.ndarray
+    groups: Float[np.ndarray, "C D"]
+    aggregate: Float[np.ndarray, " D"]
     chosen: int
-    selected: np.ndarray
+    selected: Float[np.ndarray, " D"]
     mean_regret: float
     no_regret: float
     splits: int
@@ -100,7 +101,7 @@ def depth_selection(sweeps: Sequence[Sweep]) -> DepthSelection:
     )
 
 
-def _on_halves(sweep: Sweep) -> np.ndarray:
+def _on_halves(sweep: Sweep) -> Float[np.ndarray, "2 splits D"]:
     """(2, splits, D) PRR on both halves of random splits."""
     codes, total = sweep.answers.codes, sweep.answers.n_clusters
     if total < FEWEST_CLUSTERS:
@@ -110,6 +111,6 @@ def _on_halves(sweep: Sweep) -> np.ndarray:
         )
     rng = np.random.default_rng(sweep.answers.seed)
     in_first = rng.permuted(np.tile(np.arange(total) < total // 2, (SPLITS, 1)), axis=1)[:, codes]
-    halves = (half.astype(int) for half in (in_first, ~in_first))
+    halves = (half.astype(np.int8) for half in (in_first, ~in_first))
     scores, quality = list(sweep.scores), sweep.answers.quality
     return np.array([weighted_prr(scores, quality, [half]) for half in halves])

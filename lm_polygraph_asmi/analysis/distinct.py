@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
+from jaxtyping import Bool, Float, Int, Num
 from numpy.typing import ArrayLike
 from scipy.special import expit
 from scipy.stats import chi2
@@ -48,7 +49,11 @@ class DistinctSignal:
         return self.residual_auroc.excludes(0.5)
 
 
-def _fitted(features: np.ndarray, wrong: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _fitted(
+    features: Float[np.ndarray, "n m"],
+    wrong: Bool[np.ndarray, " n"],
+    rows: Float[np.ndarray, "rows m"],
+) -> Float[np.ndarray, " rows"]:
     """(rows,) log-odds of an error, by maximum likelihood on features, without a penalty.
 
     Newton's method on whitened columns. MI is a small difference of two entropies, so with both as
@@ -71,10 +76,10 @@ def _fitted(features: np.ndarray, wrong: np.ndarray, rows: np.ndarray) -> np.nda
 
 def _out_of_fold(
     fitted: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
-    features: np.ndarray,
-    target: np.ndarray,
-    folds: np.ndarray,
-) -> np.ndarray:
+    features: Float[np.ndarray, "n m"],
+    target: Num[np.ndarray, " n"] | Bool[np.ndarray, " n"],
+    folds: Int[np.ndarray, " n"],
+) -> Float[np.ndarray, " n"]:
     """(n,) predictions for each fold of a model that is fitted on the others."""
     predicted = np.empty(len(target))
     for fold in np.unique(folds):
@@ -83,29 +88,39 @@ def _out_of_fold(
     return predicted
 
 
-def _linear(features: np.ndarray, target: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _linear(
+    features: Float[np.ndarray, "n m"],
+    target: Float[np.ndarray, " n"],
+    rows: Float[np.ndarray, "rows m"],
+) -> Float[np.ndarray, " rows"]:
     return LinearRegression().fit(features, target).predict(rows)
 
 
-def error_probability(features: np.ndarray, wrong: np.ndarray, folds: np.ndarray) -> np.ndarray:
+def error_probability(
+    features: Float[np.ndarray, "n m"], wrong: Bool[np.ndarray, " n"], folds: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, " n"]:
     """(n,) probability of error by a logistic model of features (n, m) of the other folds."""
     return expit(_out_of_fold(_fitted, features, wrong, folds))
 
 
-def residual(signal: np.ndarray, controls: np.ndarray, folds: np.ndarray) -> np.ndarray:
+def residual(
+    signal: Float[np.ndarray, " n"],
+    controls: Float[np.ndarray, "n m"],
+    folds: Int[np.ndarray, " n"],
+) -> Float[np.ndarray, " n"]:
     """(n,) residual of a linear model of the signal on the controls, fitted on the other folds."""
     predicted = _out_of_fold(_linear, controls, signal, folds)
     # For a linear function of the controls, rounding errors would be left and rank answers.
     return np.where(np.isclose(signal, predicted, rtol=DEPENDENT, atol=0), 0.0, signal - predicted)
 
 
-def _loss(features: np.ndarray, wrong: np.ndarray) -> float:
+def _loss(features: Float[np.ndarray, "n m"], wrong: Bool[np.ndarray, " n"]) -> float:
     """Negative log-likelihood of a logistic model that is fitted on all rows, nats."""
     return np.logaddexp(0.0, np.where(wrong, -1, 1) * _fitted(features, wrong, features)).sum()
 
 
 def likelihood_ratio_test(
-    controls: np.ndarray, full: np.ndarray, answers: Labelled
+    controls: Float[np.ndarray, "n m"], full: Float[np.ndarray, "n k"], answers: Labelled
 ) -> tuple[float, float]:
     """Twice the log-likelihood that a logistic model gains by the signal, and its p-value.
 

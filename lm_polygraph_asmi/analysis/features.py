@@ -1,12 +1,15 @@
 """What one pass without masks tells of an answer, as a row of numbers."""
 
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import finite
 
 
-def free_features(log_likelihood: ArrayLike, entropy: ArrayLike, prompt_tokens: int) -> np.ndarray:
+def free_features(
+    log_likelihood: ArrayLike, entropy: ArrayLike, prompt_tokens: int
+) -> Float[np.ndarray, " 11"]:
     """(11,) features of an answer that its pass without masks knows, in nats and tokens.
 
     In this order: sum, mean, minimum, first and last of the log-likelihood; mean, sum, maximum and

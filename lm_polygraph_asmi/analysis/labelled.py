@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
@@ -54,7 +55,7 @@ class Labelled(Clustered):
         self._quality = None if quality is None else np.asarray(quality, dtype=float)
 
     @property
-    def wrong(self) -> np.ndarray:
+    def wrong(self) -> Bool[np.ndarray, " n"]:
         """(n,) whether each answer is wrong. ValueError if only the quality is known."""
         if self._wrong is None:
             raise ValueError(
@@ -63,7 +64,7 @@ class Labelled(Clustered):
         return self._wrong
 
     @property
-    def quality(self) -> np.ndarray:
+    def quality(self) -> Float[np.ndarray, " n"]:
         """(n,), higher = better."""
         return 1.0 - self.wrong if self._quality is None else self._quality
 
@@ -82,7 +83,7 @@ class Labelled(Clustered):
         clusters = [self.clusters[place] for place in places]
         return Labelled(wrong, clusters, quality, self.resamples, self.seed)
 
-    def folds(self) -> np.ndarray:
+    def folds(self) -> Int[np.ndarray, " n"]:
         """(n,) fold of each answer, 0 to 4.
 
         All answers of a cluster are in one fold, and errors are spread evenly over the folds.

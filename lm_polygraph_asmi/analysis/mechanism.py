@@ -1,12 +1,12 @@
 """How much masking changes a model's predictions, and where."""
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import Interval, finite
@@ -43,9 +43,9 @@ def masking_response(information: Sequence[np.ndarray]) -> MaskingResponse:
         >>> round(response.mean, 4), response.tokens, response.over_robust  # nats; below 0.005
         (0.002, 3, True)
     """
-    if not sum(map(len, information)):
+    tokens = finite(information=np.concatenate([*information, []]))
+    if not len(tokens):
         raise ValueError("expected at least one token, got none")
-    tokens = np.concatenate([finite(information=answer) for answer in information])
     return MaskingResponse(float(tokens.mean()), float(np.median(tokens)), len(tokens))
 
 
@@ -81,17 +81,12 @@ def error_separation(
     wrong = answers.wrong
     if len(information) != len(wrong):
         raise ValueError(f"tokens of {len(information)} answers for {len(wrong)} labels: one each")
-    tokens = [finite(information=answer) for answer in information]
-
-    def mean(chosen: np.ndarray) -> float:
-        known = list(itertools.compress(tokens, chosen))
-        return float(np.concatenate(known).mean()) if sum(map(len, known)) else float("nan")
-
-    return ErrorSeparation(
-        mean(~wrong),
-        mean(wrong),
-        {name: auroc_interval(score, answers) for name, score in scores.items()},
-    )
+    tokens = finite(information=np.concatenate(information))
+    of_wrong = np.repeat(wrong, [len(answer) for answer in information])
+    means = (tokens[of_wrong == kind] for kind in (False, True))
+    right_mean, wrong_mean = (float(part.mean()) if len(part) else float("nan") for part in means)
+    by_score = {name: auroc_interval(score, answers) for name, score in scores.items()}
+    return ErrorSeparation(right_mean, wrong_mean, by_score)
 
 
 class Vote(NamedTuple):
@@ -108,7 +103,7 @@ class Vote(NamedTuple):
     share: float
 
 
-def votes(top_tokens: np.ndarray, tokens: ArrayLike) -> list[Vote]:
+def votes(top_tokens: Int[np.ndarray, "S T"], tokens: ArrayLike) -> list[Vote]:
     """One vote per token of an answer.
 
     Args:

@@ -1,10 +1,11 @@
 """Prediction Rejection Ratio as LM-Polygraph defines it, fast enough to be resampled."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int, Num
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
@@ -38,7 +39,7 @@ class Rejection:
             risk-coverage curve.
     """
 
-    def __init__(self, uncertainty: ArrayLike, values: np.ndarray) -> None:
+    def __init__(self, uncertainty: ArrayLike, values: Float[np.ndarray, " n"]) -> None:
         scores = ordered(uncertainty=uncertainty)
         if not scores.size:
             raise ValueError("expected at least one answer, got none")
@@ -49,7 +50,9 @@ class Rejection:
         self.values = values[self.order]
         self.falls = -np.diff(self.values, append=0)
 
-    def area(self, counts: np.ndarray, total: np.ndarray) -> np.ndarray:
+    def area(
+        self, counts: Int[np.ndarray, "b n"], total: Float[np.ndarray, " b"]
+    ) -> Float[np.ndarray, " b"]:
         """(b,) mean value of the kept rows, averaged over all levels of rejection.
 
         Args:
@@ -58,11 +61,10 @@ class Rejection:
         """
         count, mean = counts.take(self.order, axis=1), self.values
         if self.tied:
-            summed = np.add.reduceat(count * mean, self.starts, axis=1)
-            count = np.add.reduceat(count, self.starts, axis=1)
+            summed, count = self._by_group(count * mean), self._by_group(count)
             mean = np.divide(summed, count, out=np.zeros_like(summed), where=count > 0)
             total = summed.sum(1)  # a single group's own sum: its area is exactly that of chance
-        kept = count.cumsum(1)
+        kept = count.cumsum(1, dtype=int)
         number = kept[:, -1]
         # The row at place i is kept at levels i to n, so it adds its value times H_n - H_(i - 1),
         # harmonic numbers. `skipped` sums these H over the rows up to the end of each group; over
@@ -75,7 +77,9 @@ class Rejection:
         )
         return (total + (total / number * skipped[:, -1] - lost)) / number
 
-    def kept(self, counts: np.ndarray, number: np.ndarray) -> np.ndarray:
+    def kept(
+        self, counts: Int[np.ndarray, "b n"], number: Num[np.ndarray, "b m"]
+    ) -> Float[np.ndarray, "b m"]:
         """(b, m) mean value of the least uncertain rows of each sample; `counts` as in `area`.
 
         `number` (b, m) of them are kept: above 0, at most all, and not necessarily whole. If this
@@ -83,15 +87,18 @@ class Rejection:
         """
         count = counts.take(self.order, axis=1)
         group, summed = np.zeros((2, len(counts), len(self.starts) + 1))
-        np.add.reduceat(count, self.starts, axis=1).cumsum(1, out=group[:, 1:])
-        total = np.add.reduceat(count * self.values, self.starts, axis=1)
-        total.cumsum(1, out=summed[:, 1:])
+        self._by_group(count).cumsum(1, out=group[:, 1:])
+        self._by_group(count * self.values).cumsum(1, out=summed[:, 1:])
         rows = zip(number, group, summed, strict=True)
         return np.array([np.interp(*row) for row in rows]) / number
 
+    def _by_group(self, ranked: Num[np.ndarray, "b n"]) -> Num[np.ndarray, "b groups"]:
+        """Sums over the rows of equal scores; `add` widens small integers."""
+        return np.add.reduceat(ranked, self.starts, axis=1) if self.tied else ranked
+
 
 @cache
-def _sums_of_harmonics(bits: int) -> np.ndarray:
+def _sums_of_harmonics(bits: int) -> Float[np.ndarray, " m"]:
     """Sums of the harmonic numbers from H_0 to H_(m - 1), for every m of so many bits."""
     harmonic = np.r_[0, np.cumsum(1 / np.arange(1, 1 << bits))]
     return np.r_[0, harmonic.cumsum()]
@@ -105,7 +112,7 @@ def has_contrast(quality: ArrayLike) -> bool:
 
 def weighted_prr(
     scores: Sequence[ArrayLike], quality: ArrayLike, samples: Iterable[np.ndarray]
-) -> np.ndarray:
+) -> Float[np.ndarray, "samples M"]:
     """Normalised PRR of M scores on many samples of the same n rows.
 
     `samples` are arrays (b, n) of counts, such as `Labelled.draws` yields. The result has a row for
@@ -152,7 +159,7 @@ def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
 
 def prr_draws(
     scores: Sequence[ArrayLike], answers: Labelled, default: int = PRR_RESAMPLES
-) -> np.ndarray:
+) -> Float[np.ndarray, "resamples M"]:
     """PRR of M scores (n,) on the same bootstrap resamples of clusters: (resamples, M).
 
     NaN where all rows of a resample are equally good. A score may be infinite, not NaN. `default`
@@ -188,18 +195,15 @@ def prr_with_error(uncertainty: ArrayLike, answers: Labelled) -> PRR:
         >>> round(few.standard_error / many.standard_error)  # four times the answers, half the SE
         2
     """
-    return prrs_with_error({"": uncertainty}, answers)[""]
+    (error,) = standard_errors([uncertainty], answers)
+    return PRR(normalised_prr(uncertainty, answers.quality), error)
 
 
-def prrs_with_error(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, PRR]:
-    """`prr_with_error` of several scores by name, on the same resamples."""
-    errors = [float("nan")] * len(scores)
-    if len(answers) > 1 and has_contrast(answers.quality):
-        samples = answers.independent.draws(CURVE_RESAMPLES)
-        drawn = weighted_prr([*scores.values()], answers.quality, samples)
-        # Resamples of equally good answers have no PRR and are left out of the standard error.
-        errors = [float(np.nanstd(column, ddof=1)) for column in drawn.T]
-    return {
-        name: PRR(normalised_prr(score, answers.quality), error)
-        for (name, score), error in zip(scores.items(), errors, strict=True)
-    }
+def standard_errors(scores: Sequence[ArrayLike], answers: Labelled) -> list[float]:
+    """Bootstrap standard errors of the PRR of several scores, on the same resamples of answers."""
+    if len(answers) < 2 or not has_contrast(answers.quality):
+        return [float("nan")] * len(scores)
+    samples = answers.independent.draws(CURVE_RESAMPLES)
+    drawn = weighted_prr(scores, answers.quality, samples)
+    # Resamples of equally good answers have no PRR and are left out.
+    return [float(np.nanstd(column, ddof=1)) for column in drawn.T]

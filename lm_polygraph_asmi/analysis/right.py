@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool
 
 from lm_polygraph_asmi.validation import check_number
 
@@ -35,6 +36,6 @@ def below_right(quality: float, right_from: float | None = None, name: str = "qu
     return bool(quality < (RIGHT if right_from is None else right_from))
 
 
-def says_nothing(texts: Sequence[str] | None) -> np.ndarray | None:
+def says_nothing(texts: Sequence[str] | None) -> Bool[np.ndarray, " n"] | None:
     """(n,) whether an answer has no letter and no digit. None if texts were not saved."""
     return None if texts is None else np.array([not re.search(r"\w", text) for text in texts])

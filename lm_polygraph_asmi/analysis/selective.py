@@ -10,15 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
     Interval,
     Medians,
     bootstrap_interval,
+    bootstrap_values,
     check_rows,
     control_table,
     finite,
+    percentile_interval,
 )
 from lm_polygraph_asmi.analysis.comparison import auroc_interval
 from lm_polygraph_asmi.analysis.distinct import error_probability
@@ -46,7 +49,7 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
     return float(Rejection(uncertainty, errors).area(every, every @ errors)[0])
 
 
-def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
+def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> Float[np.ndarray, " n"]:
     """(n,) error rate of the k least uncertain answers, k = 1 ... n. Ties count as their mean.
 
     Example:
@@ -71,7 +74,7 @@ def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) ->
     return _at(coverage, risk_coverage(uncertainty, wrong))
 
 
-def _at(coverage: float, curve: np.ndarray) -> float:
+def _at(coverage: float, curve: Float[np.ndarray, " n"]) -> float:
     if not 0 <= coverage <= 1:
         raise ValueError(f"coverage must lie in [0, 1], got {coverage}: it is a share of answers")
     return float(curve[max(1, round(coverage * len(curve))) - 1])
@@ -87,12 +90,14 @@ class Quadrants:
         gap: error rate of the confident-but-fragile minus that of the confident-robust.
     """
 
-    error_rate: np.ndarray
-    count: np.ndarray
+    error_rate: Float[np.ndarray, "2 2"]
+    count: Int[np.ndarray, "2 2"]
     gap: Interval
 
 
-def _gap(counts: np.ndarray, high: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+def _gap(
+    counts: Int[np.ndarray, "b n"], high: Bool[np.ndarray, "#b n"], wrong: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, " b"]:
     """(b,) error rate of the high rows minus that of the others, in samples of counts (b, n).
 
     NaN if all rows are right or wrong, or all high or low.
@@ -125,10 +130,6 @@ def confident_but_fragile(msp: ArrayLike, fragility: ArrayLike, answers: Labelle
     """
     msp, fragility = answers.columns(msp=msp, fragility=fragility)
     wrong = answers.wrong.astype(float)
-
-    def rate(chosen: np.ndarray) -> float:
-        return float(wrong[chosen].mean()) if chosen.any() else float("nan")
-
     medians = Medians(msp), Medians(fragility)
 
     def gap(counts: np.ndarray) -> np.ndarray:
@@ -136,13 +137,11 @@ def confident_but_fragile(msp: ArrayLike, fragility: ArrayLike, answers: Labelle
         return _gap(counts * (msp <= msp_median), fragility > fragility_median, wrong)
 
     value = float(gap(np.ones((1, len(wrong)), dtype=int))[0])
-    unconfident, fragile = msp > np.median(msp), fragility > np.median(fragility)
-    masks = [[a & b for b in (~fragile, fragile)] for a in (~unconfident, unconfident)]
-    return Quadrants(
-        np.array([[rate(mask) for mask in row] for row in masks]),
-        np.array([[int(mask.sum()) for mask in row] for row in masks]),
-        bootstrap_interval(value, gap, answers),
-    )
+    place = 2 * (msp > np.median(msp)) + (fragility > np.median(fragility))
+    count = np.bincount(place, minlength=4).reshape(2, 2)
+    errors = np.bincount(place, wrong, minlength=4).reshape(2, 2)
+    rate = np.divide(errors, count, out=np.full((2, 2), np.nan), where=count > 0)
+    return Quadrants(rate, count, bootstrap_interval(value, gap, answers))
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,9 @@ def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labe
     return TokenNull(bootstrap_interval(value, gap, tokens), auroc_interval(scores, tokens))
 
 
-def _confident_risk(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike) -> np.ndarray:
+def _confident_risk(
+    msp: ArrayLike, by: ArrayLike, wrong: ArrayLike
+) -> Float[np.ndarray, " confident"]:
     """`risk_coverage` of the half most confident by MSP."""
     msp = np.asarray(msp, dtype=float)
     confident = msp <= np.median(msp)
@@ -276,7 +277,7 @@ def aurc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> I
 
 def filter_curve(
     msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: Sequence[float] | np.ndarray
-) -> np.ndarray:
+) -> Float[np.ndarray, " m"]:
     """Error rate of the half most confident by MSP, after abstaining on a share of it.
 
     Source: figure "payoff" of the paper.
@@ -328,15 +329,15 @@ def global_selector(
         answers.once(error_probability, features, answers.wrong, folds)
         for features in (controls, np.column_stack([controls, signal]))
     )
-    orders, by_coverage = (Rejection(full, wrong), Rejection(base, wrong)), {}
-    for coverage in COVERAGES:
+    with_signal, without = Rejection(full, wrong), Rejection(base, wrong)
 
-        def difference(counts: np.ndarray, coverage: float = coverage) -> np.ndarray:
-            number = np.maximum(1, np.round(coverage * counts.sum(1, keepdims=True)))
-            with_signal, without = (order.kept(counts, number)[:, 0] for order in orders)
-            return with_signal - without
+    def difference(counts: np.ndarray) -> np.ndarray:
+        number = np.maximum(1, np.round(np.outer(counts.sum(1), COVERAGES)))
+        return with_signal.kept(counts, number) - without.kept(counts, number)
 
-        base_error, full_error = (retained_error(score, wrong, coverage) for score in (base, full))
-        interval = bootstrap_interval(full_error - base_error, difference, answers)
-        by_coverage[coverage] = (base_error, full_error, interval)
+    by_coverage = {}
+    for coverage, drawn in zip(COVERAGES, bootstrap_values(difference, answers).T, strict=True):
+        before, after = (retained_error(score, wrong, coverage) for score in (base, full))
+        interval = percentile_interval(after - before, drawn, answers.n_clusters)
+        by_coverage[coverage] = before, after, interval
     return by_coverage

@@ -2,19 +2,19 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps, rc_context, rcdefaults, rcParams
+from matplotlib import colormaps, rcParams
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.style import context as style_context
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from lm_polygraph_asmi.analysis.clusters import Interval
@@ -40,15 +40,7 @@ STYLE: Any = {
 }
 
 
-@contextmanager
-def _style() -> Iterator[None]:
-    with rc_context():
-        rcdefaults()
-        rcParams.update(STYLE)
-        yield
-
-
-styled = _style()
+styled = style_context(STYLE, after_reset=True)
 """Decorator: `STYLE` is in use while the function draws, and nothing of a user's matplotlibrc."""
 
 

@@ -11,7 +11,7 @@ from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.mechanism import masking_response
-from lm_polygraph_asmi.analysis.prr import PRR, has_contrast, prrs_with_error
+from lm_polygraph_asmi.analysis.prr import PRR, has_contrast, standard_errors
 from lm_polygraph_asmi.analysis.right import RIGHT, on_scale, says_nothing
 from lm_polygraph_asmi.core.statistics import masked_layer
 from lm_polygraph_asmi.results.runs import MSP, Run
@@ -25,21 +25,25 @@ def _answers(run: Run, metric: str) -> Labelled:
     return Labelled(labels, [run.cluster_keys[i] for i in np.flatnonzero(finite)], quality)
 
 
+UNDEFINED = Interval(np.nan, np.nan, np.nan)
+
+
 class MethodPRR(NamedTuple):
     """The PRR of one method."""
 
     prr: PRR  # with its standard error over answers
     interval: Interval  # over clusters
-    minus_msp: Interval | None  # its difference from the PRR of MSP; None for MSP and without it
+    minus_msp: Interval  # its difference from the PRR of MSP; NaN for MSP and without it
 
 
 def method_prrs(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, MethodPRR]:
     """The PRR of every method, by name."""
     pairs = [(name, MSP) for name in scores if MSP in scores and name != MSP]
     intervals, differences = prr_intervals(scores, answers, pairs)
+    errors = standard_errors([*scores.values()], answers)
     return {
-        name: MethodPRR(prr, intervals[name], differences.get((name, MSP)))
-        for name, prr in prrs_with_error(scores, answers).items()
+        name: MethodPRR(PRR(whole.value, error), whole, differences.get((name, MSP), UNDEFINED))
+        for (name, whole), error in zip(intervals.items(), errors, strict=True)
     }
 
 
@@ -59,13 +63,13 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     """
     scores = dict(run.scores[run.finite(metric)].items())
     answers = _answers(run, metric)
-    labelled, undefined = on_scale(answers.quality), Interval(np.nan, np.nan, np.nan)
+    labelled = on_scale(answers.quality)
     rows = [
         {
             "method": name,
             "prr": each.prr.value,
             "standard_error": each.prr.standard_error,
-            **dict(zip(("minus_msp", "low", "high"), each.minus_msp or undefined, strict=True)),
+            **dict(zip(("minus_msp", "low", "high"), each.minus_msp, strict=True)),
             "auroc": auroc(scores[name], answers.wrong) if labelled else np.nan,
         }
         for name, each in method_prrs(scores, answers).items()

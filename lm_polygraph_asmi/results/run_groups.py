@@ -30,6 +30,13 @@ def _tokens_of(name: str) -> "cached_property[list[np.ndarray] | None]":
     return cached_property(lambda group: group.tokens(group.masked(name)))
 
 
+def _mean_of(name: str) -> "cached_property[np.ndarray | None]":
+    """The mean over an answer's tokens of such a field."""
+    return cached_property(
+        lambda group: group._score_or(None, group.tokens(group.masked(name)), "mean")
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class RunGroup:
     """One model's answers to one dataset with one prompt, and all runs over them."""
@@ -175,16 +182,8 @@ class RunGroup:
             self.variants.get("ASMI"), self.mi_tokens, self._operating.aggregation
         )
 
-    @cached_property
-    def entropy_of_mean(self) -> np.ndarray | None:
-        """Mean over tokens of H(p_bar_t), nats."""
-        return self._score_or(None, self.tokens(self.masked("entropy_of_mean")), "mean")
-
-    @cached_property
-    def mean_entropy(self) -> np.ndarray | None:
-        """Mean over tokens and masks of H(p_t), nats."""
-        return self._score_or(None, self.tokens(self.masked("mean_entropy")), "mean")
-
+    entropy_of_mean = _mean_of("entropy_of_mean")  # over tokens, of H(p_bar_t), nats
+    mean_entropy = _mean_of("mean_entropy")  # over tokens and masks, of H(p_t), nats
     agreement_tokens = _tokens_of("agreement")
     mi_tokens = _tokens_of("mi")
 
@@ -204,8 +203,8 @@ class RunGroup:
 
     def saved(self, name: str) -> list[Any] | None:
         """A statistic of the rows in use, from the first of the runs that has it."""
-        run = next((run for run in self.runs if not run.lacks([name])), None)
-        return None if run is None else [run.stats[name][i] for i in self.rows]
+        runs = (run for run in self.runs if not run.lacks([name]))
+        return next(([run.stats[name][i] for i in self.rows] for run in runs), None)
 
     def masked(self, name: str, run: Run | None = None) -> list[Any] | None:
         """A field of `asmi` at the operating depth, of the rows in use; from `run` or `source`."""
@@ -228,11 +227,9 @@ class RunGroup:
         arrays = [np.asarray(value, dtype=float) for value in values]
         if not all(len(value) and np.isfinite(value).all() for value in arrays):
             return None
-        closing = self.saved("asmi_closing")
-        if closing is None:
-            return arrays
-        counted = map(self._operating.counted, map(len, arrays), closing)
-        return [array[:number] for array, number in zip(arrays, counted, strict=True)]
+        closing = self.saved("asmi_closing") or [False] * len(arrays)
+        counted = self._operating.counted
+        return [a[: counted(len(a), end)] for a, end in zip(arrays, closing, strict=True)]
 
     def settings(self) -> dict[str, Any] | None:
         """ASMI's settings at the operating depth."""

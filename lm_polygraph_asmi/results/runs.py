@@ -13,7 +13,7 @@ import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, depth_key
-from lm_polygraph_asmi.results.manifest import read_manifest
+from lm_polygraph_asmi.results.manifest import manifest_path, read_manifest
 
 SYMBOLS = tuple(METHODS.values())
 MSP = "MaximumSequenceProbability"
@@ -53,7 +53,7 @@ class Run:
     @cached_property
     def cluster_keys(self) -> list[str]:
         """`clusters`, else by prompt, else one per row."""
-        if self.clusters is not None:
+        if self.clusters:
             return self.clusters
         texts = self.stats.get("input_texts")
         shared = text_clusters(texts) if texts else range(len(self.scores))
@@ -144,10 +144,7 @@ def load_run(path: str | Path) -> Run:
         stats = dict(content["stats"])
     except Exception as error:  # a damaged pickle can raise anything
         raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
-    try:
-        manifest = read_manifest(file)
-    except FileNotFoundError:
-        manifest = None
+    manifest = read_manifest(file) if manifest_path(file).is_file() else None
     methods = {
         name: ASMIConfig.from_dict(of)
         for name, of in ((manifest or {}).get("methods") or {}).items()

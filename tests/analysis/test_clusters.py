@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, multinomial, norm
 
-from lm_polygraph_asmi.analysis import Clustered, Interval, clusters
+from lm_polygraph_asmi.analysis import Clustered, clusters
 from lm_polygraph_asmi.runs.squad import Question, prompt_of
-from tests.analysis.simulation import ends, keys
+from tests.analysis.simulation import ends
 from tests.benchmarks import EXAMPLES, babi_prompt
 
 
@@ -21,18 +21,6 @@ def test_draws_are_those_with_replacement_of_whole_clusters():
     assert chisquare(observed, expected).pvalue > 0.01
 
 
-def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
-    whole, other = (
-        np.concatenate([*Clustered(keys(5, 2), resamples=23, seed=seed).draws()]) for seed in (3, 4)
-    )
-    assert not np.array_equal(other, whole)
-    monkeypatch.setattr(clusters, "ROWS_AT_ONCE", 40)
-    clusters._drawn.cache_clear()
-    parts = [*Clustered(keys(5, 2), resamples=23, seed=3).draws()]
-    assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
-
-
 def test_what_is_undefined_in_a_resample_is_left_out():
     resampled = np.r_[np.arange(100.0), np.full(20, np.nan)]
     found = clusters.percentile_interval(7.0, resampled, 30)
@@ -44,15 +32,6 @@ def test_what_is_undefined_in_a_resample_is_left_out():
         assert np.isnan(half[1:]).all()
     assert np.isnan(clusters.percentile_interval(np.nan, resampled, 30)).all()
     assert np.isnan(clusters.percentile_interval(7.0, resampled, 1)[1:]).all()
-
-
-def test_interval():
-    interval = Interval(0.2, 0.1, 0.4)
-    assert str(interval) == "+0.20 [+0.10, +0.40]"
-    # Touching is holding.
-    excluded = [interval.excludes(value) for value in (0, 0.1, 0.3, 0.4, 0.5)]
-    assert excluded == [True, False, False, False, True]
-    assert not Interval(0.2, np.nan, np.nan).excludes(0)
 
 
 FACTS = ["Mary went to the garden. " * n for n in (6, 7, 8)]  # begin alike

@@ -6,12 +6,6 @@ from lm_polygraph_asmi.results.manifest import PHASES, seconds_by_phase
 from lm_polygraph_asmi.results.names import SECONDS
 
 
-def test_warm_up_is_left_out():
-    """The tenth answer is warm-up, the eleventh is not; a slow answer moves a median little."""
-    seconds = {"asmi": [100.0] * 10 + [1.0, 3.0, 2.0, 500.0]}
-    assert phase_seconds(seconds) == {"asmi": (2.5, 4)}
-
-
 def test_every_phase_a_run_can_save():
     """One that is too short is left out."""
     stats = {name: [float(i)] * 12 for i, name in enumerate(PHASES)}

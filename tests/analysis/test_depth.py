@@ -27,20 +27,6 @@ def halves_seen(monkeypatch):
     return seen
 
 
-def test_a_planted_best_depth_is_chosen_and_costs_nothing():
-    """Of two equal ones, the first; a setting without errors says nothing."""
-    rng = np.random.default_rng(0)
-    groups = [sweep(rng, [2.0, 0.1, 1.0]) for _ in range(3)]
-    twice = [group._replace(scores=group.scores[[0, 1, 1, 2]]) for group in groups]
-    silent = twice[0]._replace(answers=Labelled([0] * 90, twice[0].answers.clusters))
-    found = depth_selection([*twice, silent])
-    assert found.chosen == 1
-    np.testing.assert_array_equal(found.selected, [0, 1, 0, 0])
-    assert (found.mean_regret, found.no_regret, found.splits) == (0, 1, depth.SPLITS)
-    assert np.isnan(found.groups[3]).all()
-    np.testing.assert_allclose(found.aggregate, found.groups[:3].mean(0))
-
-
 def test_halves_are_disjoint_in_clusters_and_even(halves_seen):
     rng = np.random.default_rng(1)
     groups = [sweep(rng, [1.0, 2.0], clusters=7) for _ in range(2)]

@@ -5,8 +5,8 @@ from statsmodels.discrete.discrete_model import Logit
 from statsmodels.regression.linear_model import OLS
 from statsmodels.tools import add_constant
 
-from lm_polygraph_asmi.analysis import Interval, Labelled, distinct, labelled
-from tests.analysis.simulation import keys, monte_carlo_error, shared
+from lm_polygraph_asmi.analysis import Labelled, distinct, labelled
+from tests.analysis.simulation import keys, shared
 
 NAMES = keys(50, 3)
 
@@ -85,10 +85,6 @@ def test_a_planted_independent_signal_is_detected():
     full = Logit(wrong, add_constant(np.column_stack([controls, signal]))).fit(disp=0)
     base = Logit(wrong, add_constant(controls)).fit(disp=0)
     assert found.likelihood_ratio == pytest.approx(2 * (full.llf - base.llf), abs=1e-6)
-    weak = answers(5, 0.3)[0]
-    alone = Logit(wrong, add_constant(weak[:, None])).fit(disp=0)
-    tested = likelihood_ratio(np.zeros((150, 1)), weak, wrong)
-    assert tested == pytest.approx((alone.llr, alone.llr_pvalue), rel=1e-6)
 
 
 @pytest.mark.parametrize("mean_mi", [1e-1, 9e-4, 1e-6])
@@ -104,39 +100,6 @@ def test_entropies_that_differ_by_a_small_mi_are_both_fitted(seed, mean_mi):
     controls = np.column_stack([entropy + mean_mi * mi, entropy])
     found = likelihood_ratio(controls, mean_mi * mi * (1 - agreement), wrong)
     assert found == pytest.approx((ratio, chi2.sf(ratio, 1)), abs=1e-6)
-
-
-@pytest.mark.parametrize("columns", [1, 3])
-def test_answers_that_controls_separate_have_a_finite_fit(columns):
-    wrong = np.arange(60) > 40
-    controls = np.column_stack([np.arange(60.0) ** power for power in range(1, columns + 1)])
-    noise = np.random.default_rng(0).normal(size=60)
-    assert likelihood_ratio(controls, noise, wrong) == pytest.approx((0, 1), abs=1e-4)
-    alone = -2 * Logit(wrong, add_constant(noise)).fit(disp=0).llf  # then nothing is left
-    ratio, _ = likelihood_ratio(noise[:, None], controls[:, 0], wrong)
-    assert ratio == pytest.approx(alone, abs=1e-6)
-
-
-@pytest.mark.slow
-def test_a_redundant_signal_is_detected_in_one_case_of_twenty(monkeypatch):
-    """200 simulations: 0.05 within three Monte Carlo errors of 0.015.
-
-    Errors and the signal's noise both correlate within clusters, but are independent given the
-    controls. Only the residual is computed.
-    """
-    undefined = Interval(0.0, np.nan, np.nan)
-    monkeypatch.setattr(distinct, "auroc_difference", lambda *_: undefined)
-    monkeypatch.setattr(distinct, "error_probability", lambda *_: np.zeros(len(NAMES)))
-    monkeypatch.setattr(distinct, "likelihood_ratio_test", lambda *_: (0.0, 1.0))
-    found = []
-    for seed in range(200):
-        signal, controls, wrong = answers(seed)
-        rows = Labelled(wrong, NAMES, resamples=100)
-        found.append(distinct.distinct_signal(signal, controls, rows))
-    rate = np.mean([result.detected for result in found])
-    assert rate == pytest.approx(0.05, abs=3 * monte_carlo_error(0.05, 200))
-    values = [result.residual_auroc.value for result in found]
-    assert np.mean(values) == pytest.approx(0.5, abs=3 * np.std(values) / np.sqrt(200))
 
 
 def test_aggregations():

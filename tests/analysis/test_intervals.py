@@ -148,17 +148,6 @@ def test_an_interval_is_a_loop_over_the_draws(name):
     assert found(answers) == pytest.approx(expected, abs=1e-12)
 
 
-def test_what_two_methods_share_cancels_in_their_difference():
-    answers = Labelled(WRONG, NAMES, QUALITY, resamples=300)
-    twin = MSP + 0.05 * RNG.normal(size=90)
-    alone, paired = prr_intervals({"a": MSP, "twin": twin}, answers, [("a", "twin"), ("a", "a")])
-    found = paired["a", "twin"]
-    assert found.high - found.low < 0.25 * (alone["a"].high - alone["a"].low)
-    assert paired["a", "a"] == analysis.auroc_difference(MSP, MSP, answers) == (0, 0, 0)
-    assert analysis.aurc_difference(MSP, MSP, answers) == (0, 0, 0)
-    assert analysis.confident_filter(MSP, ENTROPY, ENTROPY, answers).difference == (0, 0, 0)
-
-
 def test_a_band_is_the_interval_of_each_point():
     values, rows = RNG.normal(size=(40, 3)), Clustered(keys(20, 2), resamples=100)
     found = analysis.cluster_band(lambda chosen: values[chosen].mean(0), rows, points=3)
@@ -174,20 +163,6 @@ def test_a_band_is_the_interval_of_each_point():
     assert value == values[:, 0].mean()
     assert np.isnan(none).all()
     assert np.isnan(analysis.cluster_band(lambda chosen: values[chosen, 0], alone)).all()
-
-
-def test_intervals_cover_the_mean_of_correlated_rows_and_narrow_ones_do_not():
-    """100 simulations: 0.95 within three Monte Carlo errors of 0.022."""
-    rng, error = np.random.default_rng(4), monte_carlo_error(0.95, 100)
-    samples = [shared(rng, 80, 4) for _ in range(100)]
-
-    def covered(names):
-        rows = Clustered(names, resamples=200)
-        means = ((v.mean(), lambda counts, v=v: counts @ v / 320) for v in samples)
-        return coverage((bootstrap_interval(*mean, rows) for mean in means), 0)
-
-    assert covered(keys(80, 4)) == pytest.approx(0.95, abs=3 * error)
-    assert covered(keys(320, 1)) < 0.95 - 3 * error
 
 
 @pytest.mark.slow

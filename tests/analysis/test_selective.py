@@ -6,7 +6,7 @@ import pytest
 
 from lm_polygraph_asmi.analysis import Labelled, selective
 from tests.analysis import test_intervals as shared
-from tests.analysis.test_intervals import ALL, ENTROPY, FRAGILITY, MSP, NAMES, TOKENS, WRONG
+from tests.analysis.test_intervals import ALL, ENTROPY, FRAGILITY, MSP, NAMES, WRONG
 
 ANSWERS = Labelled(WRONG, NAMES, resamples=20)
 
@@ -47,15 +47,6 @@ def test_quadrants_are_pandas_groups(msp, fragility):
     groups = groups.reindex(pd.MultiIndex.from_product([[False, True]] * 2))
     np.testing.assert_allclose(found.error_rate.ravel(), groups["mean"])
     np.testing.assert_array_equal(found.count.ravel(), groups["size"].fillna(0))
-
-
-def test_one_kind_of_answer_or_of_token_has_no_gap():
-    """Not a gap of 0.00 [0.00, 0.00], which would be knowledge."""
-    found = selective.token_null(MSP, TOKENS, Labelled(np.zeros(90), NAMES, resamples=20))
-    assert np.isnan([found.gap, found.auroc]).all()
-    same = selective.token_null(MSP, [np.ones(2)] * 90, ANSWERS)
-    assert np.isnan(same.gap).all()
-    assert same.auroc == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize("n", [90, 81])

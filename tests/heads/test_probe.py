@@ -110,12 +110,6 @@ def test_masks_of_a_token_ablate_its_critical_heads_and_random_ones_of_its_own()
     assert not torch.equal(masks, room.token_masks([2, 7, 0], criticality, [1, 2], 20, 1))
 
 
-def test_it_does_not_depend_on_how_many_masks_run_at_once(planted, monkeypatch):
-    whole = room.probe_tokens(*planted, count=1, draws=1)
-    monkeypatch.setattr(room, "MASKS", 2)
-    assert room.probe_tokens(*planted, count=1, draws=1) == whole
-
-
 def test_what_cannot_be_probed(planted, monkeypatch):
     with pytest.raises(ValueError, match="no two tokens"):
         room.probe_tokens(*material(planted[0], QUESTIONS[:1], tokens=1))

@@ -102,11 +102,6 @@ def test_the_frame_of_an_item():
     (item,) = frame("x", "X", found, ["said"], otherwise="nothing here")
     assert item.table["x"].tolist() == [1.0]
     assert item.notes == ["said", "Left out: too few rows: 5 wanted, got 1: use more (bad; worse)."]
-    (item,) = frame("x", "X", computed(["bad"], compute, str))
-    assert item == MissingItem("X", "too few rows: 5 wanted, got 1: use more (bad)")
-    found = computed("ab", lambda name: ({"x": 1.0}, {name: 7}))
-    (item,) = frame("x", "X", found, figure=dict)
-    assert item.draw() == {"a": 7, "b": 7}
     (item,) = frame("x", "X", computed(["silent"], compute), otherwise="nothing here")
     assert item == MissingItem("X", "nothing here")
 

@@ -9,19 +9,17 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi.analysis import auroc, normalised_prr
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.analysis import normalised_prr
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem
-from lm_polygraph_asmi.report.items.benchmark import benchmark, datasets
-from lm_polygraph_asmi.report.items.mechanism import screen
+from lm_polygraph_asmi.report.items.benchmark import benchmark
 from lm_polygraph_asmi.report.items.paper import papers_numbers
-from lm_polygraph_asmi.report.items.signal import confident_fragile, distinct, payoff
+from lm_polygraph_asmi.report.items.signal import distinct
 from lm_polygraph_asmi.results import paper
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.runs.compose import compose_run
-from tests.report.runs import METHODS, content, exchanged, loaded, papers_manifest, put, save
+from tests.report.runs import content, exchanged, loaded, papers_manifest, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 SEM, MSP, FEW = "Sem-ASMI (60%, K=64)", "MaximumSequenceProbability", 200
@@ -73,25 +71,6 @@ def test_numbers_stand_beside_those_of_the_paper(babi, prr):
     assert {*table["setting"]} == {"Qwen3-4B, BabiQA"}
     assert not table["method"].isin(["PTrueSampling"]).any()
     assert {*table["depth"].dropna()} == {"60%", "80%"}
-
-
-def test_values_are_those_of_the_statistics(babi):
-    """Those of a report of several runs: tests/report/test_report.py."""
-    table = beside([babi], datasets, screen, confident_fragile, payoff)
-    lengths = np.array([len(answer) for answer in babi.saved("greedy_tokens")])
-    confident, fragile = babi.msp <= np.median(babi.msp), babi.u_sem > np.median(babi.u_sem)
-    for quantity, value in (
-        ("median tokens of the answer", np.median(lengths)),
-        ("tokens an answer", lengths.mean()),
-        ("mean quality", babi.quality.mean()),
-        ("mean MI_t", np.concatenate(babi.mi_tokens).mean()),
-        ("AUROC", auroc(babi.score("ASMI (60%, K=64)"), babi.wrong)),
-        ("confident error", babi.wrong[confident].mean()),
-        ("error rate, confident and fragile", 100 * babi.wrong[confident & fragile].mean()),
-    ):
-        found = table[table["quantity"] == quantity]
-        here = found.query("quantity != 'AUROC' or method == 'ASMI'")["here"].iloc[0]
-        assert getattr(here, "value", here) == pytest.approx(value), quantity
 
 
 def changed(group: RunGroup, path: str, value: object) -> RunGroup:
@@ -158,45 +137,6 @@ def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
     (both,) = load_run_groups(runs)
     assert paper.paper_method(both, "Sem-ASMI", 0.6) == SEM
     assert {*table.loc[table["quantity"] == "residual AUROC", "but"]} == {"rows; settings of ASMI"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "used"),
-    [({"tau": 0.5}, False), ({"gate_token": "last", "closing_token": False}, True)],
-)
-def test_what_the_paper_leaves_open_is_used_and_another_gate_is_not(tmp_path, settings, used):
-    """Of two gates the default one is, wherever it stands."""
-    saved, plain = content(FEW), ASMIConfig(method="adapt")
-    values = saved["estimations"].pop(("sequence", str(plain)))
-    del saved[METHODS][str(plain)]
-    put(saved, plain.replace(**settings), np.flip(values))
-
-    def row(name):
-        table = beside(loaded(tmp_path / name, saved, papers_manifest(FEW)))
-        return table.query("method == 'Adapt-ASMI' and depth == '60%' and quantity == 'PRR'")
-
-    assert len(row("one")) == used
-    put(saved, plain, values)
-    quality = saved["gen_metrics"]["sequence", "AlignScore"]
-    assert row("two")["here"].tolist() == pytest.approx([normalised_prr(values, quality)])
-
-
-def test_the_shipped_file():
-    """Counts as the paper has them; none is there twice."""
-    published = paper.read_published()
-    # 17 baselines, 3 variants at 4 depths; 8 settings in each of two tables.
-    assert published["label"].str.startswith("tab:main-ours").sum() == 29 * 16
-    assert {*published["model"]} == {*paper.MODELS, ""}
-    assert {*published["dataset"]} == {*paper.BENCHMARKS, ""}
-    assert np.isfinite(published["value"]).all()
-    keys = ["model", "dataset", "method", "depth", "quantity"]
-    assert len(published.drop_duplicates(["label", *keys])) == len(published) == 767
-    row = published.set_index(keys).loc[[("Qwen3-8B", "BabiQA", "Sem-ASMI", 0.8, "PRR")]].iloc[0]
-    assert row[["value", "n"]].tolist() == [0.70, 1000]
-    # Column n of tab:topk-highmi counts tokens.
-    tokens = published[published["label"] == "tab:topk-highmi"]
-    printed = {"CoQA": 567, "SQuAD": 1480, "BabiQA": 216, "TriviaQA": 397}
-    assert {*zip(tokens["dataset"], tokens["n"], strict=True)} == {*printed.items()}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ import pytest
 from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import target_layer
 from lm_polygraph_asmi.core import mask_plan
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.plan import plan_table
@@ -25,14 +24,3 @@ def test_plan_in_the_terminal_and_as_a_figure(tmp_path):
     assert "p = 0.15, S = 40" in result.output
     figures.save(figures.operating_point(plan_table(32), 8), tmp_path / "plan.png")
     assert CliRunner().invoke(main, ["plan", "--heads", "3"]).exit_code == 2
-
-
-@pytest.mark.parametrize(("layers", "ratio"), [(36, 16.2), (32, 16.8)])
-def test_the_papers_cost_in_passes(layers, ratio):
-    """Section "Methodology": about 16 for Qwen3-4B, 17 for Llama-2-7B, at S = 40."""
-    layer = target_layer(0.6, layers)
-    by_hand = sum(1 if below < layer else 40 for below in range(layers)) / layers
-    assert mask_plan.flops_ratio(layers, layer, 40) == pytest.approx(by_hand)
-    assert by_hand == pytest.approx(ratio, abs=0.05)
-    done = CliRunner().invoke(main, f"plan --heads 32 --layers {layers}", env={"COLUMNS": "300"})
-    assert f"costs {ratio:.1f} full forward passes" in done.output

@@ -1,11 +1,9 @@
 """What a report says of planted runs."""
 
-import sys
 from dataclasses import replace
 from html import unescape
-from itertools import combinations, product
+from itertools import product
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import joblib
 import numpy as np
@@ -29,7 +27,6 @@ from lm_polygraph_asmi.report.items.mechanism import cost, screen
 from lm_polygraph_asmi.report.tables import prr_rows
 from lm_polygraph_asmi.results.paper import read_published
 from lm_polygraph_asmi.results.runs import MSP
-from tests import golden
 from tests.report import runs as planted
 from tests.report.runs import content, loaded, manifest, papers_manifest, put_at, save, some_rows
 
@@ -42,21 +39,8 @@ SEM, TINY, ANSWERS = "Sem-ASMI (60%, K=64)", "tiny model, squad", 64
 OPEN, CLOSED = (papers_manifest(ANSWERS, name) for name in ("SQuAD", "SQuAD without passage"))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def simply():
-    """Signals are means over an answer, no error probability is fitted, one process computes.
-
-    See tests/analysis/test_distinct.py for what is fitted.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal, "AGGREGATIONS", {})
-        patch.setattr(distinct, "error_probability", lambda features, *_: features[:, -1])
-        patch.setattr(joblib, "cpu_count", lambda: 1)
-        yield
-
-
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
+def everything(tmp_path_factory, few_resamples):  # noqa: ARG001
     """The full report of four runs that between them hold every item, over two settings.
 
     Figures are looked at and not written.
@@ -78,20 +62,17 @@ def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
     command = ["report", *runs.values(), "--out", str(root / "report"), "--full"]
     command += [word for form in ("csv", "md", "tex", "svg") for word in ("--format", form)]
 
-    drawn = {}
-
     def savefig(figure, path, **_):
         path.touch()
-        drawn[path.stem] = golden.of_figure(figure)
         assert {ax.has_data() for ax in figure.axes if ax.axison} == {True}
 
     with pytest.MonkeyPatch.context() as patch, planted.few_permutations():
         patch.setattr(Figure, "savefig", savefig)
+        patch.setattr(joblib, "cpu_count", lambda: 1)  # other processes do not know the patches
         result = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return SimpleNamespace(
         groups=load_run_groups(runs.values()), runs=runs, out=root / "report", shown=result.output,
-        drawn=drawn,
         table=lambda name: pd.read_csv(root / f"report/tables/{name}.csv"),
     )  # fmt: skip
 
@@ -113,10 +94,7 @@ def test_a_full_report_has_every_item_in_every_form(everything):
         assert f'<h2 id="{name}">' in page
         assert not everything.table(name).empty
         latex = (everything.out / "tables" / f"{name}.tex").read_text()
-        assert r"\toprule" in latex
         assert "Source: tiny model, squad: 64 answers, 32 clusters, quality AlignScore" in latex
-        assert "model hub/Qwen3-4B-Base (abc); data rajpurkar/squad" in latex
-        assert "torch 2; cpu" in latex
         assert not set(latex.partition(r"\begin{table*}")[2]) - {*map(chr, range(128)), "–"}
     for name, number in (("minus_msp", "10,000"), ("error_separation", "2,000")):
         told = (everything.out / "tables" / f"{name}.md").read_text()
@@ -125,15 +103,6 @@ def test_a_full_report_has_every_item_in_every_form(everything):
     assert files["png"] == files["svg"]
     assert len(files["png"]) == 17
     assert all(f'src="figures/{name}.png"' in page for name in files["png"])
-
-
-def test_tables_and_figures_are_those_that_were_kept(everything, request):
-    if request.config.getoption("--slow"):
-        pytest.skip("intervals of ten times as many resamples are others")
-    tables = {file.name: golden.of_table(file) for file in everything.out.rglob("*.csv")}
-    folds = "distinct_signal", "confident_fragile_by_regime", "global_selector", "reproduction"
-    parts = (tables | everything.drawn).items()  # folds are others with another scikit-learn
-    golden.check_kept("report", {n: part for n, part in parts if not n.startswith(folds)})
 
 
 @pytest.mark.pictures
@@ -327,17 +296,6 @@ def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path):
         assert item.caption[-1].endswith("a larger run has the questions: tiny model, squad (few).")
 
 
-def test_a_mean_over_settings_has_the_clusters_of_the_smallest(tmp_path, monkeypatch):
-    asked, module = (
-        Mock(wraps=analysis.clusters.percentile_interval),
-        sys.modules[depths.__module__],
-    )
-    monkeypatch.setattr(module, "percentile_interval", asked)
-    few = save(tmp_path / "few", content(40, depths=(60, 80), shift=1.0), manifest(40, "other"))
-    depths(load_run_groups([few, save(tmp_path / "many", content(depths=(60, 80)))]))
-    assert {call.kwargs["clusters"] for call in asked.call_args_list} == {20}  # the widest interval
-
-
 def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path):
     slow, about = content(mask_seed=1), manifest(60) | {"config": {"asmi": {"memory_budget": 1}}}
     slow["stats"]["asmi_seconds"] = [5.0] * 60
@@ -389,7 +347,8 @@ def cut_short(saved):
          ["mi_tokens not saved", "asmi not saved"]),
         (without("stats", lambda name: "seconds" not in name), ["no seconds of more than 10"]),
         (lambda saved: saved.update(content(depths=())), ["u_sem not saved", "details=true"]),
-        (cut_short, ["mi_tokens not saved, or not finite for every row", "two K", "two or more"]),
+        (cut_short, ["mi_tokens not saved, or not finite for every row", "two K", "two or more",
+                     "scored twice", "with and without"]),
         (constant, ["u_sem is the same for all answers", "MI_t or A_t is the same everywhere"]),
         (all_alike(0.9), ["all answers are right"]),
         (all_alike(0.1), ["all answers are wrong"]),
@@ -444,16 +403,6 @@ def test_what_no_manifest_records_is_taken_from_the_run(tmp_path, known):
         assert all(make([group]) for make in every_report_item())
 
 
-@pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
-def test_small_samples_are_named(tmp_path, clusters, errors):
-    saved, about = content(n=120), manifest(120)
-    saved["gen_metrics"]["sequence", "AlignScore"] = [0.2] * errors + [0.9] * (120 - errors)
-    about["rows"]["clusters"] = [str(i % clusters) for i in range(120)]
-    (item,) = screen(loaded(tmp_path, saved, about))
-    said = " ".join(item.caption)
-    assert "Too small for reliable intervals: All settings. With fewer than 50 clusters" in said
-
-
 def test_rows_of_the_terminal_are_prr_the_best_first(everything):
     group = everything.groups[1]
     prr = {row["method"]: row["prr"] for row in prr_rows(group.run, "AlignScore")}
@@ -492,58 +441,11 @@ def boxes(texts):
     return [text.get_window_extent() for text in texts if text.get_visible() and text.get_text()]
 
 
-def test_no_text_lies_on_another():
-    """Titles of few and of many settings, ticks of MI that spans many powers of ten."""
-    values, wrong = np.geomspace(1e-6, 1, 60), np.arange(60) % 2 == 0
-    both = {"Adapt-ASMI": values, "MSP": np.where(values < 0.1, 0, values)}
-    names = ("smollm2, babiqa", "gemma, babiqa")
-    scored = {
-        f"{group}\n{name}: AUROC 0.53 [0.31, 0.75]": (score, wrong)
-        for group in names for name, score in both.items()
-    }  # fmt: skip
-    closed = {f"{i}, squad closed book, 150 confident of 300": {} for i in range(7)}
-    for figure in (
-        figures.violins(scored),
-        figures.violins({"few\nMSP: AUROC –": (values[:6], np.ones(6, bool))}),
-        figures.joint(dict.fromkeys(names, (values, values, -0.5))),
-        figures.payoff(closed),
-    ):
-        assert (figure.get_size_inches() <= figures.PAGE).all()
-        figure.draw_without_rendering()
-        texts = [text for ax in figure.axes for text in (ax.title, *ax.texts)]
-        for ax in figure.axes:
-            low, high = ax.get_xlim()
-            texts += [t for t in ax.get_xticklabels() if low <= t.get_position()[0] <= high]
-        assert not any(one.overlaps(other) for one, other in combinations(boxes(texts), 2))
-
-
-def test_intervals_that_exclude_chance_are_filled():
-    """Also of a chance other than 0."""
-    rows = {"a": Interval(0.52, 0.45, 0.58), "b": Interval(0.6, 0.55, 0.7)}
-    (ax,) = figures.forest({"one": rows}, "AUROC", chance=0.5).axes
-    points = [line for line in ax.lines if line.get_marker() == "o"]
-    assert len(ax.lines) == 5  # an interval each, and chance
-    assert [line.get_markerfacecolor() for line in points] == [figures.BLUE, "white"]
-
-
 def test_quadrants_have_their_own_rates_and_numbers():
     split = SimpleNamespace(error_rate=np.tri(2), count=np.arange(4).reshape(2, 2))
     (ax,) = figures.quadrants({"one": split}).axes
     shown = ["100%\nn = 0", "0%\nn = 1", "100%\nn = 2", "100%\nn = 3"]
     assert [text.get_text() for text in ax.texts] == shown
-
-
-def test_curves_end_where_few_answers_are_left(tmp_path):
-    (item,) = signal.payoff(loaded(tmp_path))
-    drawn = [np.isfinite(line.get_ydata()).sum() for line in item.draw().axes[0].lines]
-    assert drawn == [((1 - signal.ABSTAIN) * 30 >= 10).sum()] * len(drawn)
-
-
-def test_answers_at_the_median_are_confident(tmp_path):
-    saved = content()
-    saved["estimations"]["sequence", MSP] = [0.0] * 42 + list(range(18))
-    (item,) = signal.confident_fragile(loaded(tmp_path, saved))
-    assert item.table["confident share"].tolist() == [43 / 60]
 
 
 def test_figures_of_many_settings_fit_a_page():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
@@ -74,7 +75,7 @@ def sharpening(
     return _interval(rho[:, 2, 3] - rho[:, 0, 1], rows)
 
 
-def high_stratum(information: ArrayLike) -> np.ndarray:
+def high_stratum(information: ArrayLike) -> Bool[np.ndarray, " N"]:
     """(N,) whether a token is in the tenth with the highest MI_t, which has at least one token.
 
     Of tokens with equal MI_t, the first ones are taken.
@@ -90,7 +91,7 @@ def high_stratum(information: ArrayLike) -> np.ndarray:
     return chosen
 
 
-def correlations(rows: Clustered, **columns: ArrayLike) -> np.ndarray:
+def correlations(rows: Clustered, **columns: ArrayLike) -> Float[np.ndarray, "values c c"]:
     """(1 + resamples, c, c) Spearman correlations of c columns: on all rows, then on resamples."""
     groups = [np.unique(c, return_inverse=True)[1] for c in rows.columns(**columns)]
     drawn = bootstrap_values(
@@ -99,7 +100,9 @@ def correlations(rows: Clustered, **columns: ArrayLike) -> np.ndarray:
     return np.concatenate([[_correlation(groups, np.ones(len(rows), dtype=int))], drawn])
 
 
-def _correlation(groups: Sequence[np.ndarray], times: np.ndarray) -> np.ndarray:
+def _correlation(
+    groups: Sequence[Int[np.ndarray, " N"]], times: Int[np.ndarray, " N"]
+) -> Float[np.ndarray, "c c"]:
     """(c, c) Spearman correlations of a sample with each row so many times.
 
     NaN if a column is constant. `groups` has an array (N,) for each column: the places of its
@@ -116,6 +119,6 @@ def _correlation(groups: Sequence[np.ndarray], times: np.ndarray) -> np.ndarray:
         return covariance / spread / spread[:, None]
 
 
-def _interval(values: np.ndarray, rows: Clustered) -> Interval:
+def _interval(values: Float[np.ndarray, " values"], rows: Clustered) -> Interval:
     """95 % interval of a statistic (1 + B,): its value, then its values on resamples."""
     return percentile_interval(float(values[0]), values[1:], rows.n_clusters)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
 SHUFFLES = 1000
@@ -18,7 +19,7 @@ ROUNDING = 1e-12
 """Smaller differences of an index in [1/H, 1] count as equal."""
 
 
-def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
+def head_criticality(kl: ArrayLike, masks: ArrayLike) -> Float[np.ndarray, "T H"]:
     """How much further a prediction is from the ensemble mean under masks that ablate a head.
 
     (T, H) nats: for every token and head, the mean divergence over the masks that ablate the head
@@ -75,9 +76,9 @@ class PermutationNull(NamedTuple):
         null_effective_heads: mean of 1 / index over the null.
     """
 
-    z: np.ndarray
-    effective_heads: np.ndarray
-    null_effective_heads: np.ndarray
+    z: Float[np.ndarray, " T"]
+    effective_heads: Float[np.ndarray, " T"]
+    null_effective_heads: Float[np.ndarray, " T"]
 
 
 def permutation_null(kl: ArrayLike, masks: ArrayLike, seed: int) -> PermutationNull:
@@ -112,7 +113,9 @@ def permutation_null(kl: ArrayLike, masks: ArrayLike, seed: int) -> PermutationN
     return PermutationNull(z.to_numpy(), 1 / observed, (1 / null).mean().to_numpy())
 
 
-def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _checked(
+    kl: ArrayLike, masks: ArrayLike
+) -> tuple[Float[np.ndarray, "S T"], Bool[np.ndarray, "S H"]]:
     """Divergences minus the smallest one of their token, and which heads are kept.
 
     A constant that is added to a token's divergences does not change criticality. With the smallest
@@ -131,7 +134,7 @@ def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     return divergence - divergence.min(0), mask.astype(bool)
 
 
-def _contrasts(kept: np.ndarray) -> np.ndarray:
+def _contrasts(kept: Bool[np.ndarray, "S H"]) -> Float[np.ndarray, "S H"]:
     """(S, H) weights: criticality is the sum of divergences times these. NaN where undefined."""
     times = kept.sum(0)
     others = len(kept) - times

@@ -6,6 +6,7 @@ no intervals and no random heads as a control.
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
@@ -33,7 +34,7 @@ def extremes(mi: pd.Series, count: int = COUNT) -> tuple[pd.Index, pd.Index]:
     return high, known.drop(high).nsmallest(count).index
 
 
-def ablations(order: ArrayLike, numbers: ArrayLike) -> np.ndarray:
+def ablations(order: ArrayLike, numbers: ArrayLike) -> Float[np.ndarray, "... K H"]:
     """(..., K, H) masks, 1 = kept: for each of K `numbers` k, the first k heads of an order
     (..., H) are ablated."""
     rank = np.argsort(np.asarray(order), axis=-1)  # of each head
@@ -63,7 +64,7 @@ def flip_rates(flips: ArrayLike, rows: Clustered) -> list[Interval]:
     return [_rate(column, rows) for column in table.T]
 
 
-def _rate(flips: np.ndarray, rows: Clustered) -> Interval:
+def _rate(flips: Float[np.ndarray, " m"], rows: Clustered) -> Interval:
     """The share of one number of heads."""
     rate, total, equal = float(flips.mean()), rows.n_clusters, not np.ptp(flips)
     if np.isin(flips, (0, 1)).all() and (equal or total == len(flips)):

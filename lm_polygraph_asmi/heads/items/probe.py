@@ -1,7 +1,7 @@
 """Predictions that flip without some heads: table "causal-flip" of the paper, and random heads."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,32 +25,18 @@ ROWS: dict[str, tuple[str, str, Any]] = {
 OTHERWISE = "no run has a probe: polygraph_asmi heads probe RUN --model MODEL --device-map auto"
 
 
-class Probed(NamedTuple):
-    """The probe of a run of a setting."""
-
-    group: RunGroup
-    run: Run
-    probe: Probe
-
-
-def probed(group: RunGroup) -> list[Probed]:
-    """Probes saved with a setting's runs."""
+def probed(group: RunGroup) -> list[tuple[Run, Probe]]:
+    """The runs of a setting that have a probe, and these."""
     probes = ((run, read_probe(run.path)) for run in group.runs)
-    return [Probed(group, run, probe) for run, probe in probes if probe is not None]
+    return [(run, probe) for run, probe in probes if probe is not None]
 
 
-def rates(probed: Probed, name: str) -> tuple[int, list[Interval]] | None:
-    """Number of tokens of one of `ROWS`, and their flip rate in percent for each k.
-
-    None if there is no such token.
-    """
+def rates(run: Run, probe: Probe, name: str) -> list[Interval]:
+    """Flip rate of the tokens of one of `ROWS`, in percent, for each k."""
     level, rule, _ = ROWS[name]
-    chosen = probed.probe.groups[level]
-    if not len(chosen):
-        return None
-    clusters = np.asarray(probed.run.cluster_keys)[probed.probe.tokens["row"][chosen]]
-    flips = flip_rates(probed.probe.flipped(rule, level), Clustered(clusters))
-    return len(chosen), [Interval(*(100 * value for value in interval)) for interval in flips]
+    clusters = np.asarray(run.cluster_keys)[probe.tokens["row"][probe.groups[level]]]
+    flips = flip_rates(probe.flipped(rule, level), Clustered(clusters))
+    return [Interval(*(100 * value for value in interval)) for interval in flips]
 
 
 def causal_probe(groups: Sequence[RunGroup]) -> Items:
@@ -58,15 +44,14 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
 
     def compute(group: RunGroup) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         rows, panels = [], {}
-        for each in probed(group):
-            found = {name: flips for name in ROWS if (flips := rates(each, name))}
-            k = each.probe.k
-            rows += [
-                {"setting": group.label, "tokens and heads": name, "tokens": tokens}
-                | {f"k = {k}": rate for k, rate in zip(k, curve, strict=True)}
-                for name, (tokens, curve) in found.items()
-            ]
-            panels[group.label] = k, {name: curve for name, (_, curve) in found.items()}
+        for run, probe in probed(group):
+            curves = {name: rates(run, probe, name) for name in ROWS}
+            for name, curve in curves.items():
+                tokens = len(probe.groups[ROWS[name][0]])
+                row = {"setting": group.label, "tokens and heads": name, "tokens": tokens}
+                by_k = zip(probe.k, curve, strict=True)
+                rows.append(row | {f"k = {k}": rate for k, rate in by_k})
+            panels[group.label] = probe.k, curves
         return rows, panels
 
     found = computed(groups, compute)
@@ -77,7 +62,7 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
         "with the same passes without an ablation; 95 % intervals over clusters (Wilson's if "
         "none or all flip). Critical: heads by criticality on that token, highest first; "
         "after the positive heads follow those that help. Random: mean over the draws. " + DAGGER,
-        *(_note(each) for group in found.groups for each in probed(group)),
+        *(_note(group, probe) for group in found.groups for _, probe in probed(group)),
     ]
     return frame(
         "causal_probe",
@@ -90,13 +75,13 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
     )
 
 
-def _note(probed: Probed) -> str:
+def _note(group: RunGroup, probe: Probe) -> str:
     """Where heads were ablated, and on how many tokens predictions differ without an ablation."""
-    used, tokens = probed.probe.settings, probed.probe.tokens
+    used, tokens = probe.settings, probe.tokens
     other = int((tokens["argmax"] != tokens["token"]).sum())
     changed = int((tokens["replayed"] != tokens["argmax"]).sum())
     return (
-        f"{probed.group.label}: layer {used.get('layer')}, scope {used.get('scope')}; on {other} "
+        f"{group.label}: layer {used.get('layer')}, scope {used.get('scope')}; on {other} "
         "of the tokens the unmasked model's most likely token is not the answer's; on "
         f"{changed} the passes without an ablation, which flips are counted against, predict "
         "another one."

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,12 +55,11 @@ def _families(groups: Sequence[RunGroup]) -> dict[str, str]:
 
     The paper's baselines come first, in its order, then other methods, then ASMI's by depth.
     """
-    names = {method for group in groups for method in group.scores}
+    names = dict.fromkeys(method for group in groups for method in group.scores)
     asmi = {method: config.depth for group in groups for method, config in group.methods.items()}
-    others = [m for group in groups for m in group.scores if m not in FAMILIES and m not in asmi]
-    families = {m: family for m, family in FAMILIES.items() if m in names}
-    families |= dict.fromkeys(others, "other")
-    return families | dict.fromkeys(sorted(asmi, key=lambda m: asmi[m]), ASMI_FAMILY)
+    others = dict.fromkeys((m for m in names if m not in FAMILIES and m not in asmi), "other")
+    known = {m: family for m, family in FAMILIES.items() if m in names}
+    return known | others | dict.fromkeys(sorted(asmi, key=lambda m: asmi[m]), ASMI_FAMILY)
 
 
 def benchmark(groups: Sequence[RunGroup]) -> Items:
@@ -112,8 +110,7 @@ def _intervals(group: RunGroup) -> dict[str, Interval]:
 
 
 def _minus_msp(group: RunGroup) -> dict[str, Interval]:
-    found = {method: each.minus_msp for method, each in prrs_of(group).items()}
-    return {method: minus for method, minus in found.items() if minus is not None}
+    return {method: found.minus_msp for method, found in prrs_of(group).items()}
 
 
 def _forest(
@@ -154,8 +151,9 @@ def _by_method(
 def _marked(group: RunGroup) -> dict[str, Any]:
     """PRR of a setting's methods. The highest is marked."""
     by_method: dict[str, Any] = {method: found.prr for method, found in prrs_of(group).items()}
-    for first, second in _first_two(group):
-        by_method[first] = leading(by_method[first], _difference(group, first, second))
+    best = _ranked(group, [*group.baselines, *group.variants.values()])[:2]
+    if len(best) == 2:
+        by_method[best[0]] = leading(by_method[best[0]], _difference(group, *best))
     return by_method
 
 
@@ -163,15 +161,6 @@ def _ranked(group: RunGroup, methods: Iterable[str]) -> list[str]:
     """Methods with a defined PRR, the highest first."""
     prr = {method: prrs_of(group)[method].prr.value for method in methods}
     return sorted((m for m in prr if not np.isnan(prr[m])), key=lambda m: -prr[m])
-
-
-def _first_two(group: RunGroup) -> list[tuple[str, str]]:
-    """The two methods of highest PRR, as a pair, of baselines and operating variants.
-
-    An empty list if fewer have a defined PRR.
-    """
-    ranked = _ranked(group, [*group.baselines, *group.variants.values()])
-    return list(pairwise(ranked[:2]))
 
 
 @per_setting(

@@ -12,7 +12,6 @@ from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.coverage import TOP_K, coverage_by_band, coverage_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.stability import rank_correlation
-from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, computed, frame, per_setting
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_depth
@@ -135,21 +134,14 @@ def truncation(groups: Sequence[RunGroup]) -> Items:
 
 def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
     """Pairs of scores of one model and dataset that differ only in K."""
-    alike_but_k: list[tuple[RunGroup, ASMIConfig, dict[int, tuple[RunGroup, str]]]] = []
+    alike_but_k: dict[tuple[Any, ...], dict[int, tuple[RunGroup, str]]] = {}
     for group in groups:
         for method, config in group.methods.items():
-            if config.symbol != symbol or not same_depth(config.depth, group.depth):
-                continue
-            alike = (
-                by_k
-                for first, other, by_k in alike_but_k
-                if (first.model, first.dataset) == (group.model, group.dataset)
-                and config.same_but(other, "top_k")
-            )
-            if (found := next(alike, None)) is None:
-                alike_but_k.append((group, config, found := {}))
-            found.setdefault(config.top_k, (group, method))
-    for _, _, by_k in alike_but_k:
+            if config.symbol == symbol and same_depth(config.depth, group.depth):
+                others = config.score_key() | {"top_k": None, "stop": None}
+                by_k = alike_but_k.setdefault((group.model, group.dataset, *others.values()), {})
+                by_k.setdefault(config.top_k, (group, method))
+    for by_k in alike_but_k.values():
         for small, large in pairwise(sorted(by_k)):
             yield symbol, small, *by_k[small], large, *by_k[large]
 

@@ -55,54 +55,54 @@ def _distinct_figure(table: pd.DataFrame) -> Figure:
 )
 def distinct(group: RunGroup) -> list[dict[str, Any]]:
     """Table "app-distinct" of the paper, with other aggregations, raw MI and the kernel's share."""
-    rows = []
-    tests = _tests(group)
-    if np.ptp(tests[0][2]) == 0:
+    u_sem, controls = _signal_and_controls(group)
+    if np.ptp(u_sem) == 0:
         raise Unavailable("u_sem is the same for all answers")
-    for signal, control_names, values, controls in tests:
-        if np.ptp(values) == 0:
-            continue
-        paper_columns = distinct_signal(values, controls, group.answers)
-        criterion = "yes" if paper_columns.residual_auroc.value > 0.5 else "negative"
-        rows.append(
-            {
-                "setting": group.label,
-                "signal": signal,
-                "controls": control_names,
-                "residual AUROC": paper_columns.residual_auroc,
-                "incremental AUROC": paper_columns.incremental_auroc,
-                "LR": paper_columns.likelihood_ratio,
-                "p (nominal)": paper_columns.p_value,
-                "paper's criterion": criterion if paper_columns.detected else "no",
-                "errors": paper_columns.errors,
-            }
-        )
+    rows = [
+        _distinct_row(group, signal, "MSP, H", values, controls)
+        for signal, values in _signals(group, u_sem).items()
+        if np.ptp(values) > 0
+    ]
+    if group.entropy_of_mean is not None and group.mean_entropy is not None:
+        entropies = np.column_stack([group.entropy_of_mean, group.mean_entropy])
+        rows.append(_distinct_row(group, "u_sem, mean", "H(p̄), mean H(p)", u_sem, entropies))
     return rows
 
 
-def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
-    """(signal, names of controls, values, controls) to be tested on a setting."""
-    u_sem, controls = _signal_and_controls(group)
-    control_names = "MSP, H"
-    tests: list[tuple[str, str, np.ndarray, np.ndarray]] = []
+def _signals(group: RunGroup, u_sem: np.ndarray) -> dict[str, np.ndarray]:
+    """The signals that are tested on a setting, by name."""
+    signals = {}
     for name, mean, tokens in (
         ("u_sem", u_sem, group.u_tokens),
         ("MI", group.mi, group.mi_tokens),
     ):
         if mean is not None:
-            tests.append((f"{name}, mean", control_names, mean, controls))
+            signals[f"{name}, mean"] = mean
         for aggregation, aggregate in AGGREGATIONS.items():
             if aggregation != "mean" and tokens is not None:
-                values = np.array([aggregate(answer) for answer in tokens])
-                tests.append((f"{name}, {aggregation}", control_names, values, controls))
+                values = [aggregate(answer) for answer in tokens]
+                signals[f"{name}, {aggregation}"] = np.array(values)
     operating = group.variants.values()
-    for method, config in group.methods.items():
-        if config.method == "sem" and method not in operating:
-            tests.append((method, control_names, group.score(method), controls))
-    if group.entropy_of_mean is not None and group.mean_entropy is not None:
-        entropies = np.column_stack([group.entropy_of_mean, group.mean_entropy])
-        tests.append(("u_sem, mean", "H(p̄), mean H(p)", u_sem, entropies))
-    return tests
+    others = (m for m, c in group.methods.items() if c.method == "sem" and m not in operating)
+    return signals | {method: group.score(method) for method in others}
+
+
+def _distinct_row(
+    group: RunGroup, signal: str, controls: str, values: np.ndarray, table: np.ndarray
+) -> dict[str, Any]:
+    found = distinct_signal(values, table, group.answers)
+    direction = "yes" if found.residual_auroc.value > 0.5 else "negative"
+    return {
+        "setting": group.label,
+        "signal": signal,
+        "controls": controls,
+        "residual AUROC": found.residual_auroc,
+        "incremental AUROC": found.incremental_auroc,
+        "LR": found.likelihood_ratio,
+        "p (nominal)": found.p_value,
+        "paper's criterion": direction if found.detected else "no",
+        "errors": found.errors,
+    }
 
 
 @per_setting(

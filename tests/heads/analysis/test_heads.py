@@ -54,6 +54,7 @@ def permutation_null(kl, masks, shuffles=20, seed=0):
 
 def test_criticality_is_the_definition():
     kl, masks = drawn()
+    masks[:, 1], masks[:, 4] = True, False  # no mask ablates one, none keeps the other
     np.testing.assert_allclose(head_criticality(kl, masks), slow_criticality(kl, masks))
     found = concentration(head_criticality(kl, masks))
     np.testing.assert_allclose(found, [slow_concentration(p) for p in slow_criticality(kl, masks)])
@@ -66,28 +67,6 @@ def test_the_null_is_the_definition():
     found = permutation_null(kl, masks, shuffles=30, seed=3)
     np.testing.assert_allclose(found, slow_null(kl, masks, 30, 3))
     assert np.isfinite(found.z).all()
-
-
-@pytest.mark.parametrize(("noise", "expected"), [("normal", 10.5), ("lognormal", 7.0)])
-def test_noise_has_about_ten_effective_heads(noise, expected):
-    """32 heads and 300 masks: the paper's 9.1 to 9.7 are nothing to marvel at."""
-    rng = np.random.default_rng(2)
-    masks, kl = rng.random((300, 32)) >= 0.15, rng.normal(size=(300, 60))
-    found = permutation_null(kl if noise == "normal" else np.exp(3 * kl), masks, shuffles=100)
-    assert np.nanmean(found.null_effective_heads) == pytest.approx(expected, abs=0.5)
-    assert np.nanmean(found.effective_heads) == pytest.approx(expected, abs=1)
-    assert abs(np.nanmean(found.z)) < 3 / np.sqrt(60)
-    assert np.nanstd(found.z) == pytest.approx(1, abs=0.3)
-
-
-def test_scale_and_a_head_that_no_mask_ablates_or_none_keeps_do_not_matter():
-    kl, masks = drawn(6)
-    scaled = permutation_null(3e-8 * kl + 2e-7, masks, shuffles=50)
-    np.testing.assert_allclose(scaled, permutation_null(kl, masks, shuffles=50), rtol=1e-6)
-    masks[:, 1], masks[:, 4] = True, False
-    np.testing.assert_allclose(head_criticality(kl, masks), slow_criticality(kl, masks))
-    null, others = (permutation_null(kl, m, 20) for m in (masks, masks[:, [0, 2, 3, 5]]))
-    np.testing.assert_allclose(null.z, others.z)
 
 
 def test_tokens_without_a_positive_head_have_no_z():

@@ -7,7 +7,7 @@ import pytest
 from lm_polygraph_asmi.analysis import Clustered, wilson_interval
 from lm_polygraph_asmi.analysis.clusters import percentiles
 from lm_polygraph_asmi.heads.analysis import flip_rates
-from lm_polygraph_asmi.heads.analysis.probe import COUNT, NUMBERS, ablations, extremes
+from lm_polygraph_asmi.heads.analysis.probe import COUNT, NUMBERS, extremes
 from tests.analysis.simulation import keys
 
 
@@ -17,11 +17,6 @@ def test_extremes_are_disjoint_and_ties_go_by_order():
     high, low = extremes(pd.Series([0.2] * 5))
     assert (high.tolist(), low.tolist()) == ([0, 1], [2, 3])
     assert (COUNT, NUMBERS) == (200, (1, 2, 4, 8, 16))  # the paper's
-
-
-def test_ablations_take_the_first_heads_of_an_order():
-    masks = ablations([[2, 0, 1]], [0, 1, 3])
-    assert masks.tolist() == [[[1, 1, 1], [1, 1, 0], [0, 0, 0]]]
 
 
 def test_rates_are_means_with_intervals_over_examples():

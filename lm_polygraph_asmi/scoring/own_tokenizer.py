@@ -1,6 +1,7 @@
 """Check that a tokenizer is the model's: with another, scores are meaningless."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any, TypeVar, cast
@@ -67,6 +68,18 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
     parts += [getattr(backend, name, None) for name in RULES]
     own = [part for part in vars(tokenizer).items() if isinstance(part[1], bool)]
     return repr([len(tokenizer), id(backend), tokenizer.special_tokens_map, own, parts])
+
+
+@contextmanager
+def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Raise ValueError at the end of the block if the tokenizer was changed within."""
+    before = tokenizer_state(tokenizer)
+    yield
+    if tokenizer_state(tokenizer) != before:
+        raise ValueError(
+            f"the {type(tokenizer).__name__} was changed while an answer was scored with it: "
+            "nothing of this score can be trusted. Give each thread its own tokenizer"
+        )
 
 
 def found_of(

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, Template
 from markupsafe import Markup
 
-from lm_polygraph_asmi.scoring.tokens import FULL_SHADE
-
+FULL_SHADE = 0.1
+"""u in nats from which a token has the darkest shade; the same everywhere."""
 SIGNS = {"\n": "⏎", "\t": "⇥"}
 """How line breaks and tabs are shown; other unprintable characters as �."""
 JOINERS = "\u200c\u200d"

@@ -7,7 +7,7 @@ from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.prompts import rendered
 from lm_polygraph_asmi.inputs import parse_request
 from lm_polygraph_asmi.scoring import advice
-from lm_polygraph_asmi.scoring.advice import border_warning
+from lm_polygraph_asmi.scoring.advice import border_warnings
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens
 from tests.scoring.conftest import PROMPT, templated, user
@@ -165,9 +165,11 @@ def test_arguments_that_a_template_quotes(tokenizer, arguments, template, quoted
 )
 def test_an_answer_that_repeats_the_end_of_the_prompt(tokenizer, template, prompt, answer, part):
     tokenizer = templated(tokenizer, template)
-    found = advice.repeated_prompt(tokenizer, prompt_tokens(tokenizer, prompt).tolist(), answer)
-    assert (found is None) == (part is None)
-    assert found is None or f"repeats the end of the prompt, {part!r}: pass only" in found
+    before = prompt_tokens(tokenizer, prompt).tolist()
+    found = list(advice.repeated_prompt(tokenizer, before, answer))
+    assert [f"repeats the end of the prompt, {part!r}: pass only" in one for one in found] == (
+        [True] * (part is not None)
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,9 +186,9 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(tokenizer, template, promp
 )
 def test_the_border_of_prompt_and_answer(tokenizer, prompt, answer, said):
     before = tokenizer(prompt)["input_ids"]
-    found = border_warning(prompt, answer, answer_tokens(tokenizer, prompt, before, answer)[1])
-    assert (found is None) == (said is None)
-    assert said is None or said in found
+    follows = answer_tokens(tokenizer, prompt, before, answer)[1]
+    found = list(border_warnings(prompt, answer, follows))
+    assert [str(said) in one for one in found] == [True] * (said is not None)
 
 
 def test_a_score_carries_them(model, tokenizer):

@@ -15,9 +15,9 @@ from lm_polygraph_asmi import score
 from lm_polygraph_asmi.config import AGGREGATIONS, METHODS
 from lm_polygraph_asmi.core.maths.masks import example_seed, sample_head_masks
 from lm_polygraph_asmi.scoring import Score
+from lm_polygraph_asmi.scoring.result import tokens_of
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import SIGNALS
-from lm_polygraph_asmi.scoring.tokens import tokens_of
 from tests import brute_force
 from tests.scoring.conftest import PROMPT
 

@@ -237,10 +237,10 @@ class Scorer:
         ]
 
     def _given(self, request: Request) -> tuple[Request, Int[Tensor, " P"], list[list[int]]]:
-        """What the model gets: the request, with notes on its texts; the prompt's token ids; and those
-        of the answer, once with each end that its text may have.
+        """The request with notes on its texts, the prompt's token ids, and those of the answer.
 
-        Without an answer, the model generates one.
+        An answer's text has several: with each end that it may have. Without an answer, the model
+        generates one.
         """
         conditions, tokenizer = self._conditions, unshared(self.tokenizer)
         if self._instruct and isinstance(request.prompt, str):  # as LM-Polygraph

@@ -1,6 +1,5 @@
 """A call scores an answer as a benchmark run does, and leaves the model as it was."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from threading import current_thread
@@ -14,7 +13,6 @@ from transformers import GenerationConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
-from lm_polygraph_asmi.core import engine
 from lm_polygraph_asmi.core.model import attention_of
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.names import SAVED
@@ -108,17 +106,6 @@ def check_votes(found, top_tokens, tokenizer):
         assert token.alternative in (best or [None])
 
 
-def test_without_an_answer_the_greedy_one_is_scored(ending, tokenizer):
-    ended = greedy(ending.model, tokenizer, 20)
-    assert ended[-1] == tokenizer.eos_token_id
-    found, by_ids = score(ending, PROMPT, max_new_tokens=20), score(ending, PROMPT, ended)
-    assert [token.id for token in found.tokens] == ended
-    assert by_ids.tokens == found.tokens
-    assert numbers(by_ids)[:5] == numbers(found)[:5]
-    # Where the answer ends is known from its ids: no stop string made it what it is.
-    assert found.settings == by_ids.settings | {"stop": [], "max_new_tokens": 20}
-
-
 def test_stop_strings_of_a_model_of_lm_polygraph(model, tokenizer):
     plain = greedy(model, tokenizer, 6)
     stop = tokenizer.decode(plain[3:4])
@@ -131,49 +118,39 @@ def test_stop_strings_of_a_model_of_lm_polygraph(model, tokenizer):
         assert found.counted == tokens - ("closing_token" in settings)
 
 
-def test_what_a_model_ships_does_not_change_its_greedy_answer(model, tokenizer, monkeypatch):
-    expected = greedy(model, tokenizer, 16)
+def test_what_a_model_ships_does_not_change_its_answers(model, tokenizer, monkeypatch):
+    """Neither the greedy one nor samples, which have the paper's settings."""
+    settings = {"tokenizer": tokenizer, "max_new_tokens": 8, "num_masks": 2, "method": "adapt"}
+    expected, plain = greedy(model, tokenizer, 8), score(model, PROMPT, **settings)
     for shipped in (
         {"do_sample": True, "temperature": 5.0, "return_dict_in_generate": True, "max_length": 7},
-        {"no_repeat_ngram_size": 1, "repetition_penalty": 3.0, "num_beams": 3},
+        {"no_repeat_ngram_size": 1, "repetition_penalty": 3.0, "num_beams": 3, "min_p": 0.9},
         {"suppress_tokens": expected[:1]},
     ):
         changed = GenerationConfig(**model.generation_config.to_diff_dict() | shipped)
         monkeypatch.setattr(model, "generation_config", changed)
-        found = score(model, PROMPT, tokenizer=tokenizer, max_new_tokens=16, num_masks=2)
-        assert list(found.ids) == expected, shipped
+        found = score(model, PROMPT, **settings)
+        assert (list(found.ids), found.diversity) == (expected, plain.diversity), shipped
         monkeypatch.undo()
 
 
-def test_a_text_is_closed_as_the_model_would_close_it(tokenizer):
-    """What the answers in test_agreement lack: ids, an end within a text, tokens without names."""
-    model, closed = whitebox().model, " Brask\n Nadia\n"
-    for answer, settings, expected in (
-        (np.array([7, 8]), {}, (tokenizer.decode([7, 8]),)),
-        # A stop string within an answer does not end it.
-        (" Brask\n Nadia", {"stop": "\n"}, (closed, " Brask\n Nadia</s>")),
-        (" Brask\nx", {"stop": "\n"}, (" Brask\nx\n", " Brask\nx</s>")),
-        (closed, {"stop": "\n", "closing_token": False}, (closed,)),
+def test_a_text_is_closed_as_the_model_would_close_it(model, tokenizer):
+    """What the answers in test_agreement lack: an end within a text, and tokens without names."""
+    closed = " Brask\n Nadia\n"
+    for answer, expected in (
+        (" Brask\n Nadia", (closed, " Brask\n Nadia</s>")),
+        (" Brask\nx", (" Brask\nx\n", " Brask\nx</s>")),
+        (closed, (closed,)),
     ):
-        found = score(model, PROMPT, answer, tokenizer=tokenizer, **settings)
+        found = score(model, PROMPT, answer, tokenizer=tokenizer, stop="\n")
         assert found.scored_text in expected
-        assert found.counted == len(found.tokens) - ("closing_token" in settings)
-    model.generation_config.eos_token_id = [1, tokenizer.eos_token_id]
-    nameless = deepcopy(tokenizer)
+    other, nameless = whitebox().model, deepcopy(tokenizer)
     nameless.eos_token = None
-
-    def ended(answer, words):
-        return score(model, PROMPT, answer, tokenizer=words).scored_text
-
-    ids = tokenizer(PROMPT + " Brask", return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        likeliest = max((1, tokenizer.eos_token_id), key=model(ids).logits[0, -1].__getitem__)
-    assert ended(" Brask", tokenizer) == " Brask" + tokenizer.decode([likeliest])
-    assert ended(" Brask<s>", tokenizer) == ended(" Brask", nameless) == " Brask<s>"
-    model.generation_config.eos_token_id = None
-    assert ended(" Brask", nameless) == " Brask"
-    with pytest.raises(ValueError, match="the answer is empty, and no end is known"):
-        ended("", nameless)
+    for ends, answer, expected in (([1], " Brask", " Brask<s>"), (None, " Brask", " Brask")):
+        other.generation_config.eos_token_id = ends
+        assert score(other, PROMPT, answer, tokenizer=nameless).scored_text == expected
+    with pytest.raises(ValueError, match="the answer is empty"):
+        score(other, PROMPT, "", tokenizer=nameless)
 
 
 def test_a_given_answer_is_never_generated(model, tokenizer, monkeypatch):
@@ -223,49 +200,6 @@ def test_samples_are_those_of_a_run(ending, settings, monkeypatch):
         assert scorer.score(text, [5]).diversity == scorer.score(text, [5], saved).diversity
 
 
-def test_samples_follow_from_prompt_and_seed_and_have_no_end_token(ending, monkeypatch):
-    drawn, embed = [], engine.response_embeddings
-    monkeypatch.setattr(engine, "response_embeddings", lambda *a: drawn.append(a[2]) or embed(*a))
-    settings = {"method": "adapt", "max_new_tokens": 8}
-    score(ending, PROMPT, [5], **settings)
-    torch.manual_seed(99)
-    before = torch.get_rng_state()
-    for prompt, ids, seed in (("Something else", [6], 0), (PROMPT, [7], 0), (PROMPT, [5], 1)):
-        score(ending, prompt, ids, seed=seed, **settings)
-    assert torch.get_rng_state().equal(before)
-    first, other_prompt, again, other_seed = drawn
-    assert first == again
-    assert first not in (other_prompt, other_seed)
-    assert (len(first), len({tuple(ids) for ids in first}) > 1) == (10, True)
-    score(ending, PROMPT, [5], num_samples=30, **settings)
-    assert min(map(len, drawn[-1])) < 8
-    assert not any(ending.tokenizer.eos_token_id in ids for ids in drawn[-1])
-
-
-def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
-    model = whitebox().model
-    model.generation_config.min_p = 0.9  # what a model ships is not asked
-    seen, generate = [], type(model).generate
-
-    def spy(self, *args, generation_config, **kwargs):
-        (stopping,) = kwargs["stopping_criteria"]
-        answer = tokenizer("never said", return_tensors="pt", add_special_tokens=False)["input_ids"]
-        rows = torch.cat([kwargs["input_ids"][:1], answer], dim=1).repeat(2, 1)
-        rows[1, -1] = 7  # another last token
-        ends = stopping(rows, None).tolist()
-        seen.append((generation_config, self.generation_config.min_p, ends))
-        return generate(self, *args, generation_config=generation_config, **kwargs)
-
-    monkeypatch.setattr(type(model), "generate", spy)
-    settings = {"num_samples": 4, "max_new_tokens": 3, "stop": "never said"}
-    score(model, PROMPT, [5], tokenizer=tokenizer, method="adapt", **settings)
-    ((config, min_p, stops),) = seen
-    assert (config.do_sample, config.temperature) == (True, 0.5)
-    assert (config.top_k, config.top_p, min_p) == (50, 1.0, None)
-    assert (config.min_new_tokens, config.max_new_tokens) == (2, 3)
-    assert stops == [True, False]  # else all run on to the longest length
-
-
 @pytest.mark.parametrize("samples", [[], [" Brask", ""], [[5, 6], []]], ids=str)
 def test_without_two_samples_adapt_asmi_is_asmi(model, tokenizer, samples):
     found = score(model, PROMPT, [5, 6], tokenizer=tokenizer, method="adapt", samples=samples)
@@ -286,12 +220,9 @@ def test_samples_as_texts_and_as_ids(model, tokenizer):
         score(model, PROMPT, [5, 6], samples=samples, **settings)
         for samples in (texts, ids, [[*one, tokenizer.eos_token_id] for one in ids])
     )
-    assert all(numbers(other) == numbers(found) for other in others)
-    assert not found.warnings
+    assert [numbers(other) for other in others] == [numbers(found)] * 2
     assert found.gate == pytest.approx(1 / (1 + np.exp(-3 * (0.5 - found.diversity))))
-    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert content["settings"].items() >= {"tau": 0.5, "beta": 3.0, "num_samples": 2}.items()
-    assert "tau" not in score(model, PROMPT, " Brask", tokenizer=tokenizer).settings
+    assert found.settings.items() >= {"tau": 0.5, "beta": 3.0, "num_samples": 2}.items()
 
 
 class Int8Linear(nn.Module):
@@ -430,10 +361,14 @@ def test_answers_in_what_is_left_of_the_window(model, tokenizer):
         score(model, "<s>" * 255, tokenizer=tokenizer)
 
 
-def test_without_a_pad_token(ending, tokenizer):
-    without = deepcopy(tokenizer)
-    without.pad_token = None
+@pytest.mark.parametrize("token", [None, "[PAD]"])
+def test_a_padding_token_that_is_none_of_the_model(ending, tokenizer, token):
+    """Or one of a tokenizer that got it, while the model was not resized."""
+    other = deepcopy(tokenizer)
+    other.pad_token = token
+    assert other.pad_token_id in (None, ending.model.config.vocab_size)
     settings = {"method": "adapt", "max_new_tokens": 8}
-    found, expected = (score(ending.model, PROMPT, tokenizer=words, **settings)
-                       for words in (without, tokenizer))  # fmt: skip
+    found, expected = (
+        score(ending.model, PROMPT, tokenizer=each, **settings) for each in (other, tokenizer)
+    )
     assert numbers(found) == numbers(expected)

@@ -86,30 +86,8 @@ def test_what_was_scored_meanwhile_is_not_kept(trained, tokenizer, monkeypatch, 
     meanwhile(monkeypatch, trained, lambda: training(trained))
     with pytest.raises(ValueError, match="training mode"):
         engine.score(trained, ids, [5, 6, 2])
-    assert (
-        engine.score(trained, ids, [5, 6, 2])[0].log_likelihood.tolist()
-        == right.log_likelihood.tolist()
-    )
-
-
-def test_a_thread_that_trains_all_the_time(trained, tokenizer):
-    scorer, stop = Scorer(trained, tokenizer=tokenizer, **FEW), Event()
-    expected = scorer.score(PROMPT, " Brask")
-
-    def train():
-        while not stop.wait(0.004):
-            trained.train()
-
-    thread = Thread(target=train)
-    thread.start()
-    try:
-        found = list(scorer.score_many([{"prompt": PROMPT, "answer": " Brask"}] * 30))
-    finally:
-        stop.set()
-        thread.join()
-    assert {one.result.msp for one in found if one.error is None} <= {expected.msp}
-    assert any(one.error and "training mode" in one.error for one in found)
-    assert scorer.score(PROMPT, " Brask").msp == expected.msp
+    (again,) = engine.score(trained, ids, [5, 6, 2])
+    assert again.log_likelihood.tolist() == right.log_likelihood.tolist()
 
 
 @pytest.mark.parametrize("change", ["set_adapter", "merge_adapter", "disable_adapter_layers"])
@@ -231,19 +209,6 @@ def test_end_tokens_that_are_none_of_the_model(owner, ends, trained, tokenizer):
         trained.generation_config.eos_token_id = ends
     with pytest.raises(ValueError, match=rf"expected as {owner}\.eos_token_id ids of tokens"):
         Scorer(trained, tokenizer=own)
-
-
-def test_a_padding_token_that_is_none_of_the_model(trained, tokenizer):
-    """As of a tokenizer that got one, and a model that was not resized."""
-    own = deepcopy(tokenizer)
-    own.add_special_tokens({"pad_token": "[PAD]"})
-    assert own.pad_token_id == trained.config.vocab_size
-    how = {"method": "adapt", "stop": "e", "num_samples": 6, **FEW}
-    one, other = (
-        Scorer(trained, tokenizer=each, **how).score(PROMPT, " Brask") for each in (own, tokenizer)
-    )
-    assert one.diversity == other.diversity
-    assert 0 < one.gate < 1
 
 
 @pytest.mark.parametrize("recording", ["output_attentions", "output_hidden_states"])

@@ -1,10 +1,7 @@
 """A call scores an answer as a benchmark run does, and leaves the model as it was."""
 
-from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from threading import current_thread
 
-import accelerate
 import numpy as np
 import pytest
 import torch
@@ -19,7 +16,6 @@ from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
-from tests.model.test_device_map import state
 from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, ending_model, greedy, templated
 from tests.test_manager import TEXTS, manager
 from tests.tiny_lm import whitebox
@@ -258,19 +254,6 @@ def test_a_model_that_quantises_by_batch_is_refused(model, tokenizer):
         score(quantised, PROMPT, " Brask", tokenizer=tokenizer)
 
 
-def test_an_offloaded_model(model, tokenizer):
-    """Its weights, fetched for the call, are ordinary ones."""
-    settings = {"method": "adapt", "num_samples": 3, "max_new_tokens": 6, "tokenizer": tokenizer}
-    split, ids = accelerate.cpu_offload(whitebox().model), torch.tensor([[1, 5]])
-    split(ids)
-    before = state(split)
-    found, expected = (score(each, PROMPT, **settings) for each in (split, model))
-    assert found.scored_text == expected.scored_text
-    assert float(found) == pytest.approx(float(expected), abs=1e-6)
-    assert state(split) == before
-    split(ids).logits.sum().backward()
-
-
 def found_in(model):
     """What a call could leave changed; Python's own generator serves the checks of types."""
     return {
@@ -324,35 +307,19 @@ def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(model, t
     in_training(ids, labels=ids).loss.backward()
 
 
-OPTIONS = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
-OTHERS = {
-    "generate": lambda model, ids: model.generate(ids, **OPTIONS),
-    "own settings": lambda model, ids: model.generate(ids, pad_token_id=0),
-    "states": lambda model, ids: model(ids, output_hidden_states=True).hidden_states[-1],
-    "attention": lambda model, ids: model(ids, output_attentions=True).attentions[-1],
-}
+def test_generation_settings_of_other_threads_stay(monkeypatch, tokenizer):
+    """While an answer and samples are generated, the model's own settings are as they were."""
+    model, own, seen = whitebox().model, LlamaMLP.forward, []
+    before = model.generation_config.to_dict()
 
+    def forward(mlp, states):
+        seen.append(model.generation_config.to_dict() == before)
+        return own(mlp, states)
 
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_another_threads_call_is_right_at_every_moment(monkeypatch, tokenizer, other):
-    """It starts inside the scored forward passes, which wait for it, however fast they are."""
-    model, ids = whitebox().model, tokenizer(PROMPT, return_tensors="pt")["input_ids"]
-    model.generation_config.max_new_tokens = 2
-    scorer = Scorer(model, tokenizer=tokenizer, num_masks=2, max_new_tokens=2)
-    own, scoring, found = LlamaMLP.forward, current_thread(), []
-    with torch.no_grad(), ThreadPoolExecutor(1) as pool:
-        alone = other(model, ids)
-
-        def forward(self, states):
-            if current_thread() is scoring:
-                call = pool.submit(torch.no_grad()(other), model, ids)
-                found.append(torch.equal(call.result(60), alone))
-            return own(self, states)
-
-        monkeypatch.setattr(LlamaMLP, "forward", forward)
-        scorer.score(PROMPT)
-    assert len(found) > 10
-    assert all(found)
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    score(model, PROMPT, tokenizer=tokenizer, method="adapt", num_samples=2, max_new_tokens=3)
+    assert len(seen) > 10
+    assert all(seen)
 
 
 def test_answers_in_what_is_left_of_the_window(model, tokenizer):

@@ -88,24 +88,18 @@ def opened_and_saved(path, draw, labels):
     header, *rows = cells_of(path)
     keys = [row[0] for row in rows]
     for row in rows:
-        row[3] = labels.get(row[0], draw.choice(["", ""]))
+        row[3] = labels.get(row[0], "")
         for at in (1, 2, 4, 5):  # what a spreadsheet, or a person, makes of texts and numbers
-            row[at] = draw.choice(
-                [row[at], row[at].strip(), "", "#NAME?", "1,5", "né\n\x0b", "1931"]
-            )
+            row[at] = draw.choice([row[at], f" {row[at]}", "", "#NAME?", "1,5", "né\n\x0b", "1931"])
         row[0] = draw.choice([row[0], row[0].upper(), f" {row[0]} ", row[0].title()])
     draw.shuffle(rows)
-    removed = {each[0].strip().lower() for each in rows[: draw.choice([0, 3])]}
-    rows = [row for row in rows if row[0].strip().lower() not in removed]
-    extra = draw.choice(["", "my notes", "bemerkung é"])
-    if extra:
-        header, rows = [*header, extra], [[*row, "x"] for row in rows]
+    gone = draw.choice([0, 3])
+    removed, rows = {row[0].strip().lower() for row in rows[:gone]}, rows[gone:]
+    header, rows = [*header, "my notes é"], [[*row, "x"] for row in rows]
     order = draw.sample(range(len(header)), len(header))
     table = [[row[at] for at in order] for row in (header, *rows)]
-    for _ in range(draw.choice([0, 2])):
-        table.insert(draw.randint(1, len(table)), draw.choice([[""] * len(header), []]))
-    file = io.StringIO()
-    quoting = draw.choice([csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
+    table.insert(draw.randint(1, len(table)), draw.choice([[""] * len(header), []]))
+    file, quoting = io.StringIO(), draw.choice([csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
     csv.writer(file, delimiter=draw.choice(",;\t"), quoting=quoting).writerows(table)
     text = file.getvalue().replace("\r\n", draw.choice(["\r\n", "\n"]))
     encoding = draw.choice(["utf-8", "utf-8-sig", "cp1252", "latin-1"])

@@ -21,13 +21,13 @@ OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 CLOCKS = {"strftime_now", "datetime", "now", "utcnow", "today", "localtime"}
 """Names by which a template reads the clock."""
 PROMPT_END = 30
-"""Characters, without white space and quotes, by which the end of a prompt is known again."""
+"""Characters of a prompt's end, without white space and quotes, that no answer has by chance."""
 SOME_ANSWER = "Edda"
 MEANT_FOR_THE_MODEL = re.compile(
     r"(content|reasoning_content|reasoning|thinking|"
     r"tool_calls\[\d+\](\.function)?\.(name|arguments.*)) of message \d+"
 )
-"""Names of texts in messages; others, such as ids, are for programs."""
+"""Names of the texts in messages that a model should see; others, such as ids, are for programs."""
 ARGUMENTS = re.compile(r"tool_calls\[\d+\](\.function)?\.arguments of message \d+")
 """Names of tool calls' arguments that are a text."""
 
@@ -101,9 +101,9 @@ def template_warnings(tokenizer: Any, request: Request, written: str) -> Iterato
 
 
 def _missing_header(tokenizer: Any, request: Request, written: str) -> str:
-    """What the template writes between the prompt and an answer, if the prompt lacks it.
+    """What the template writes before an answer, if the prompt lacks it; else an empty text.
 
-    Found by writing the messages without what begins an answer, and with an answer.
+    The template writes the messages alone, and then with an answer. The header lies between.
     """
     if rendered(tokenizer, request.prompt, request.template, False) != written:
         return ""

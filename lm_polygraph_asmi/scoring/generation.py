@@ -80,13 +80,12 @@ class Generation:
             num_beams=1,
             repetition_penalty=1.0,
             eos_token_id=ends or None,
-            # Left out again; a tokenizer's own may be no token of the model's.
+            # Padding is cut off again. The tokenizer's own may be no token of the model.
             pad_token_id=(ends or [0])[0],
             **options,
         )
 
-        # By `StopConditions`: transformers' criterion also counts a stop string that begins in the
-        # prompt.
+        # transformers' own criterion also counts a stop string that begins in the prompt.
         def ended(ids: Tensor, _: Any, **__: Any) -> Tensor:
             rows = ids[:, length:].tolist()  # several if answers are sampled
             return torch.tensor(list(map(self.stop_conditions.closes, rows)), device=ids.device)

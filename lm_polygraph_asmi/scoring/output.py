@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 COPIED = {"prompt", "answer", "samples", "id", "correct"}
 """Fields of a written row that an input may have, too."""
 DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
-"""Type of a table's column by that of the field; all others are texts."""
+"""Type of a field -> type of its column in a table; all other columns are texts."""
 
 
 def fields_of(kind: type) -> dict[str, str]:
-    """Fields of a result, `Score` or `Decision`, in a written row -> types of their columns."""
+    """Fields that a written row has of its `Score` or `Decision` -> types of their columns."""
     kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
     types = {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
     return types | dict.fromkeys(("signals", "ids", "digest", "error"), "string")
@@ -58,7 +58,7 @@ def score_file(
     *,
     seen: Callable[[Row, Outcome], None] | None = None,
 ) -> int:
-    """Score the rows of a file into another one; a run that was stopped, started again, resumes.
+    """Score the rows of a file into another one. After a stop, the same call resumes.
 
     Each row has the input's fields, an empty `correct` for a label, and the result's fields or an
     `error`. Each is written as soon as it is finished, so a stop loses none. Rows with a result
@@ -165,8 +165,8 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
 class Output:
     """A file of results, to which each finished row adds a line of JSON.
 
-    A .jsonl file has the lines itself. For a Parquet file, they are collected in FILE.partial, of
-    which it is made at the end. A row that is scored again is added at the end.
+    A .jsonl file has the lines itself. The lines of a Parquet file are collected in FILE.partial,
+    from which it is made at the end. A row that is scored again is added at the end.
     """
 
     def __init__(self, path: Path) -> None:

@@ -138,7 +138,7 @@ class ScoredAnswer:
 
     @property
     def compared_settings(self) -> dict[str, Any]:
-        """Settings, model, and form of prompt and answer, which a calibration must share."""
+        """What answers must share to be compared: settings, model, forms of prompt and answer."""
         settings = dict(self.settings)
         described = prompt_format(self.prompt) | {"model": self.model}
         if settings.get("closing_token", True):
@@ -147,8 +147,7 @@ class ScoredAnswer:
                 len(self.ids),
                 settings.get("max_new_tokens"),
             )
-        # Documents differ from question to question; tools and other variables, if all share them,
-        # belong to the form of the prompt.
+        # Questions have documents of their own. Tools and other variables are part of the form.
         template = settings.pop("template", {})
         if beside := {name: value for name, value in template.items() if name != "documents"}:
             described["template"] = short_hash(json.dumps(beside, default=str))
@@ -157,7 +156,7 @@ class ScoredAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskedAnswer(ScoredAnswer):
-    """An answer under the unmasked model alone, as `Scorer.read` returns it; or of a written row.
+    """An answer without its masked passes: what `Scorer.read` returns, or what a row records.
 
     Example:
         >>> answer = scorer.read(prompt, " Edda Holm")
@@ -165,14 +164,16 @@ class UnmaskedAnswer(ScoredAnswer):
         (True, ['entropy', 'msp', 'perplexity'])
     """
 
-    signals: dict[str, float]  # those without masks (of a row, all), as `Score.signals`
+    signals: dict[str, float]  # as `Score.signals`; from `Scorer.read`, those without masks
     # What a learned score reads, group -> (width,); empty if states were not read.
     features: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> "UnmaskedAnswer | None":
-        """The answer of a row that `score_file` wrote, with all its signals; None: it was changed
-        since, or is another kind of row."""
+        """The answer of a row that `score_file` wrote, with all its signals.
+
+        None: the row was changed since, or is of another kind.
+        """
         names = {each.name for each in fields(cls)} - {"features"}
         if not names <= row.keys() or row.get("digest") != digest_of(row):
             return None
@@ -181,8 +182,10 @@ class UnmaskedAnswer(ScoredAnswer):
 
     @classmethod
     def of_table(cls, row: Mapping[str, Any], signals: dict[str, float]) -> "UnmaskedAnswer":
-        """The answer of a row of any table, with signals of others: its model, tokens and end are
-        unknown."""
+        """The answer of a row of any table, with signals from elsewhere.
+
+        Its model, its tokens and what ended it are unknown.
+        """
         answer = row.get("answer")
         text = text_of(answer)
         return cls(

@@ -12,7 +12,7 @@ from lm_polygraph_asmi.tables import LINES, SEPARATORS, TABLES, Row, read_table,
 from lm_polygraph_asmi.validation import check_one_of
 
 ROW_ERRORS = (ValueError, FloatingPointError)
-"""Errors of one row: its content, or its numbers. All others end the scoring of rows."""
+"""Errors that concern one row: its content, or its numbers. Any other ends the scoring of rows."""
 _JSON_ROW = r"""[\[{].*["'](prompt|messages)["']\s*:"""
 TEXTS = ("", ".txt", ".md", ".prompt")
 """Suffixes of files whose text is one prompt."""
@@ -74,12 +74,12 @@ def outcomes(
 
 
 def request_of(content: Mapping[str, Any]) -> Request:
-    """What a row asks for; ValueError as of `parse_row` and `parse_request`."""
+    """The request of a row; ValueError as of `parse_row` and `parse_request`."""
     return parse_request(**parse_row(content))
 
 
 def checked(row: Row) -> Row:
-    """A row with its error, if it cannot be scored by any model."""
+    """The row, with an error if no model can score it."""
     if row.error is None:
         try:
             request_of(row.content)

@@ -58,8 +58,9 @@ FEW_SAMPLES = "Fewer than two sampled answers are non-empty: no semantic discoun
 class Scorer:
     """A model prepared to score many answers.
 
-    Arguments and errors as of `score`; `gguf_file`, `dtype` and `device_map` load a model that is
-    passed by name. The self-check (masked passes against full forward passes) runs once.
+    Arguments and errors are those of `score`; `gguf_file`, `dtype` and `device_map` are for a model
+    that is loaded by its name. The self-check, of masked passes against full forward passes, runs
+    once.
 
     Example:
         >>> scorer = Scorer("smollm2", scope="response")
@@ -167,9 +168,12 @@ class Scorer:
         states: bool = False,
         **template: Any,
     ) -> UnmaskedAnswer:
-        """An answer under the unmasked model alone, at the cost of one unmasked pass.
+        """Read an answer with the unmasked model alone, at the cost of one pass.
 
-        `states`: also `features`, which need hidden states. Others and errors are those of `score`.
+        Other arguments and errors are those of `score`.
+
+        Args:
+            states: whether the result has `features`, too, which are made of hidden states.
 
         Example:
             >>> scorer.read(prompt, " Edda Holm").answered
@@ -193,10 +197,10 @@ class Scorer:
         return UnmaskedAnswer(signals=signals, features=features, **vars(read))
 
     def fingerprints(self) -> dict[str, str]:
-        """Hashes of the current weights; and of tokenizer, chat template and end tokens.
+        """Hashes of the weights, and of the tokenizer with chat template and end tokens.
 
-        Reads all weights on first use, and again if they change. Raises ValueError: the model has
-        foreign hooks, which cannot be hashed.
+        The first call reads all weights; a later one, only after they have changed. Raises
+        ValueError: the model has hooks of other programs, which cannot be hashed.
         """
         weights = model_key(self.model)["revision"]
         if weights is None:
@@ -306,11 +310,12 @@ class Scorer:
     def _written_otherwise(
         self, prompt_ids: Tensor, ids: Sequence[int], likeliest: Sequence[int], content: str
     ) -> list[str]:
-        """A warning if the model itself writes the text of an answer, but in other tokens.
+        """A warning if the model itself would write this answer, but in other tokens.
 
-        Then the answer as the model wrote it has another score than its text. The model may only do
-        so if its most likely token, at the first place where it differs, begins the rest of the
-        text. There it writes the rest, which is compared.
+        As the model writes it, the answer has another score. At the first place where the model's
+        most likely token is not the scored one, that token must begin the rest of the text, or end
+        it; else the model writes another text. From there on the model writes its own answer, whose
+        text is compared.
         """
         differ = (n for n, pair in enumerate(zip(ids, likeliest, strict=True)) if len({*pair}) > 1)
         at = next(differ, len(ids))

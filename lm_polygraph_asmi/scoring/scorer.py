@@ -123,6 +123,7 @@ class Scorer:
     ) -> Score:
         """Score one answer; see `lm_polygraph_asmi.score`."""
         request, config = parse_request(prompt, answer, samples, **template), self.config
+        # One session, in which the model's state is read once.
         with scoring_session(self.model), unchanged(self.tokenizer):
             request, prompt_ids, answers = self._given(request)
             (stats,) = self._engine.score(self.model, prompt_ids, *answers)
@@ -180,6 +181,7 @@ class Scorer:
             True
         """
         request = parse_request(prompt, answer, **template)
+        # One session, in which the model's state is read once.
         with scoring_session(self.model), unchanged(self.tokenizer):
             request, prompt_ids, answers = self._given(request)
             stats = self._engine.read(self.model, prompt_ids, *answers)

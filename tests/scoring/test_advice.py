@@ -126,6 +126,9 @@ def test_what_a_template_makes_of_messages(tokenizer, chat, kind, template, word
     assert said is None or word in said
 
 
+LONG = "The ferry Ondine was built in Brask by Edda Holm. Who built it?"
+
+
 @pytest.mark.parametrize(
     ("template", "prompt", "answer", "part"),
     [
@@ -135,6 +138,7 @@ def test_what_a_template_makes_of_messages(tokenizer, chat, kind, template, word
         ("", "Question: Who built it? Answer:", "Answer: Brask", "Answer:"),
         ("", "Who built it?\nA:", " A: Brask", "A:"),
         ("", PROMPT, PROMPT + " Brask", PROMPT),
+        ("", LONG, f"You ask: {LONG} Edda", "contains the end of the prompt"),
         (THINK, CHAT[-1:], "The ferry <think>", None),
         ("", "The blue kites of Brask", " Brask", None),
         ("", "The", " The ferry", None),
@@ -144,9 +148,7 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(tokenizer, template, promp
     tokenizer = templated(tokenizer, template)
     before = prompt_tokens(tokenizer, prompt).tolist()
     found = list(advice.repeated_prompt(tokenizer, before, answer))
-    assert [f"repeats the end of the prompt, {part!r}: pass only" in one for one in found] == (
-        [True] * (part is not None)
-    )
+    assert [repr(part)[1:-1] in one for one in found] == [True] * (part is not None)
 
 
 @pytest.mark.parametrize(

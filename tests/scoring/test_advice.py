@@ -114,6 +114,7 @@ CASES += [
         ('{"to":  "Brask\\n"}', CALLS, "tool_calls[0].function.arguments of message 2"),
         ({"to": "Brask"}, CALLS, None),
         ('{"to": "Brask"}', AS_TEXT, None),
+        ("Brask", CALLS, None),  # without quotes of its own
         ('{"to": "Brask"}', ALL, None),  # left out, which is said
     )
 ]

@@ -108,8 +108,9 @@ def test_characters_that_steer(found):
 
 
 def test_several_answers_on_a_page(found):
-    other = replace(found, warnings=("Look out.",))
-    page = render(cards(other, other, found), "three")
+    other = replace(found, warnings=("Look out.",), score=found.score + 1)
+    page = render(cards(found, other, other), "three")
+    assert re.findall(r'href="#answer-(\d)"', page) == ["2", "3", "1"]  # the most uncertain first
     assert page.count('<section class="asmi" id="answer-') == 3
     assert page.count(found.explanation[-1]) == 1  # a sentence common to all appears once
     assert page.count("Look out.") == 2  # and what some say, with them

@@ -13,7 +13,7 @@ from lm_polygraph_asmi.validation import check_new
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.decisions.calibration import Calibration
-    from lm_polygraph_asmi.scoring.rows import Outcome, Rows
+    from lm_polygraph_asmi.scoring.rows import Outcome, ScoresRows
     from lm_polygraph_asmi.tables import Row
 
 SHOWN = 20
@@ -61,7 +61,7 @@ def decide(calibration: str, sample: int | None, **options: Any) -> None:
     loaded.configured(explicit)  # raises for a parameter that differs
     work = work._replace(model=work.model or loadable(loaded.model))
 
-    def opened() -> "Rows":
+    def opened() -> "ScoresRows":
         from lm_polygraph_asmi.decisions.decider import Decider  # imports torch: after all checks
 
         return Decider(work.model, loaded, **loading, **explicit)

@@ -17,7 +17,7 @@ from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.validation import check_new, check_writable
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.rows import Outcome, Rows
+    from lm_polygraph_asmi.scoring.rows import Outcome, ScoresRows
     from lm_polygraph_asmi.tables import Row
 
 LOADING = ("gguf_file", "dtype", "device_map")
@@ -70,7 +70,7 @@ def score(**options: Any) -> None:
     ASMIConfig().replace(**explicit)  # raises if out of range
     from lm_polygraph_asmi.scoring.result import Score
 
-    def opened() -> "Rows":
+    def opened() -> "ScoresRows":
         from lm_polygraph_asmi.scoring.scorer import Scorer  # imports torch: after all checks
 
         return Scorer(work.model, **loading, **explicit)
@@ -99,7 +99,9 @@ class Work(NamedTuple):
         work, loading = ({n: options.pop(n) for n in names} for names in (fields, LOADING))
         return cls(**work), loading, given_settings(options)
 
-    def run(self, kind: type, opened: "Callable[[], Rows]", summary: "Summary", title: str) -> None:
+    def run(
+        self, kind: type, opened: "Callable[[], ScoresRows]", summary: "Summary", title: str
+    ) -> None:
         """Check the files, open what scores or decides, run it on the rows, and print results."""
         from rich.console import Console
 
@@ -136,7 +138,7 @@ class Work(NamedTuple):
 
     def _score(
         self,
-        scorer: "Rows",
+        scorer: "ScoresRows",
         rows: "list[Row]",
         summary: "Summary",
         errors: Any,
@@ -146,7 +148,6 @@ class Work(NamedTuple):
         from rich.progress import Progress
 
         from lm_polygraph_asmi.scoring.output import score_file
-        from lm_polygraph_asmi.scoring.rows import score_rows
 
         with Progress(console=errors, disable=len(rows) < 2) as bar:
             task = bar.add_task("Scoring", total=len(rows))
@@ -161,8 +162,8 @@ class Work(NamedTuple):
                 score_file(scorer, rows, self.out, seen=seen)
                 self.write_sheet()
             else:
-                for found in score_rows(scorer, rows):
-                    seen(*found)
+                for row, outcome in zip(rows, scorer.score_many(rows), strict=True):
+                    seen(row, outcome)
 
     def write_sheet(self) -> None:
         """The sheet of the results, if one is asked for."""
@@ -188,28 +189,39 @@ class Work(NamedTuple):
         return in_chat(content) if self.chat else content
 
     def check_files(self) -> None:
-        """Raise ValueError for files that cannot be written, or names that do not fit."""
+        """Raise ValueError for a file that cannot be written, or options that do not fit."""
         for written in filter(None, (self.out, self.sheet, self.html)):
             check_writable(written)
-        if self.surest_first:
-            if self.surest_first not in SORTED:
-                raise ValueError(
-                    f"--surest-first: expected {', '.join(SORTED)}, got {self.surest_first!r}"
-                )
-            if not self.sheet:
-                raise ValueError("--surest-first sorts a sheet: name one with --sheet")
-        for name, file, suffixes in (
-            ("--html", self.html, (".html", ".htm")),
-            ("--sheet", self.sheet, (".csv",)),
-        ):
-            if file and Path(file).suffix.lower() not in suffixes:
-                raise ValueError(f"expected {name} with a name in {suffixes[0]}, got {file}")
-        if self.largest and not self.surest_first:
-            raise ValueError("--largest thins a sheet in order: name a signal with --surest-first")
-        if self.sample and not self.sheet:
-            raise ValueError("--sample draws rows of a sheet: name one with --sheet")
-        if self.sheet and not self.out:
-            raise ValueError("--sheet labels the results of a file: name one with --out")
+        _refuse(
+            (
+                self.surest_first and self.surest_first not in SORTED,
+                f"--surest-first: expected {', '.join(SORTED)}, got {self.surest_first!r}",
+            ),
+            (
+                self.surest_first and not self.sheet,
+                "--surest-first sorts a sheet: name one with --sheet",
+            ),
+            (
+                self.html and Path(self.html).suffix.lower() not in (".html", ".htm"),
+                f"expected --html with a name in .html, got {self.html}",
+            ),
+            (
+                self.sheet and Path(self.sheet).suffix.lower() != ".csv",
+                f"expected --sheet with a name in .csv, got {self.sheet}",
+            ),
+            (
+                self.largest and not self.surest_first,
+                "--largest thins a sheet in order: name a signal with --surest-first",
+            ),
+            (
+                self.sample and not self.sheet,
+                "--sample draws rows of a sheet: name one with --sheet",
+            ),
+            (
+                self.sheet and not self.out,
+                "--sheet labels the results of a file: name one with --out",
+            ),
+        )
         if self.sheet:
             check_new(self.sheet, "it may have labels: name another file, or remove it")
 
@@ -222,20 +234,32 @@ class Work(NamedTuple):
         source = self.rows_file
         if not Path(source).is_file():
             raise ValueError(f"{source}: expected a file, got a pipe or device: save its content")
-        rows = [
-            checked(row._replace(content=self._changed(row.content))) for row in read_rows(source)
-        ]
+        read = (row._replace(content=self._changed(row.content)) for row in read_rows(source))
+        rows = list(map(checked, read))
         if self.out:
             check_out(rows, source, self.out, fields_of(kind))
-        if not rows:
-            raise ValueError(f"{source} has no rows")
-        if len(rows) > 1 and self.answer is not None:
-            raise ValueError(f"--answer needs a single prompt, got {len(rows)} rows")
-        if len(rows) > 1 and not (self.out or self.html):
-            raise ValueError(f"{source} has {len(rows)} rows: name a file with --out or --html")
+        several = len(rows) > 1
+        _refuse(
+            (not rows, f"{source} has no rows"),
+            (
+                several and self.answer is not None,
+                f"--answer needs a single prompt, got {len(rows)} rows",
+            ),
+            (
+                several and not (self.out or self.html),
+                f"{source} has {len(rows)} rows: name a file with --out or --html",
+            ),
+        )
         if all(row.error for row in rows):
             raise ValueError(f"{source}, row {rows[0].number}: {rows[0].error}")
         return rows
+
+
+def _refuse(*cases: tuple[object, str]) -> None:
+    """Raise ValueError with the message of the first case that holds."""
+    for holds, message in cases:
+        if holds:
+            raise ValueError(message)
 
 
 def _sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[str, Any]]:

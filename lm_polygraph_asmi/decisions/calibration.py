@@ -19,9 +19,8 @@ from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.files import read_json, write_whole
 from lm_polygraph_asmi.results.manifest import model_of
-from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count, short_hash
-from lm_polygraph_asmi.scoring.result import Score
+from lm_polygraph_asmi.scoring.result import Score, UnmaskedAnswer
 from lm_polygraph_asmi.scoring.signals import LEARNED, signal_of, unit_of
 
 FORMAT = 11

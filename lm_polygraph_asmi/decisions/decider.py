@@ -1,6 +1,6 @@
 """`Decider` decides on many answers with one model and a calibration; `decide`, on one answer."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,7 +34,7 @@ class Decider:
         (None, 'msp', None)
     """
 
-    _result: ClassVar[type] = Decision
+    result_type: ClassVar[type] = Decision
 
     def __init__(
         self,
@@ -79,10 +79,15 @@ class Decider:
         """Decide on rows as they arrive; arguments as of `Scorer.score_many`."""
         return outcomes(self.decide, rows, on_error, id_field)
 
-    @property
-    def made_with(self) -> dict[str, Any]:
-        """Fields that all decisions by this calibration share."""
-        return self.calibration.made_with
+    def known_fingerprints(self) -> dict[str, str]:
+        """As of `Scorer.known_fingerprints`."""
+        return self.scorer.known_fingerprints()
+
+    def differences(self, row: Mapping[str, Any]) -> list[str]:
+        """What a decision that was written does not share with those of this calibration."""
+        made_with = self.calibration.made_with.items()
+        others = [name for name, value in made_with if row.get(name) != value]
+        return [*others, *self.scorer.differences(row)]
 
 
 def decide(

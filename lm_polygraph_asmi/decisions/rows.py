@@ -30,8 +30,8 @@ from lm_polygraph_asmi.decisions.labels import (
 )
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.inputs import LABELS
-from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import NAMES, loadable, names_that_count
+from lm_polygraph_asmi.scoring.result import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.sheet import (
     RANK,
     is_sheet,

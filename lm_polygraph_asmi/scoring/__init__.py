@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 from lm_polygraph_asmi.lazy import attach_imports
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer as UnmaskedAnswer
     from lm_polygraph_asmi.scoring.output import (
         BatchScorer as BatchScorer,
         score_file as score_file,
     )
-    from lm_polygraph_asmi.scoring.result import Score as Score
+    from lm_polygraph_asmi.scoring.result import (
+        Score as Score,
+        Token as Token,
+        UnmaskedAnswer as UnmaskedAnswer,
+    )
     from lm_polygraph_asmi.scoring.rows import Outcome as Outcome
     from lm_polygraph_asmi.scoring.scorer import Scorer as Scorer, score as score
-    from lm_polygraph_asmi.scoring.tokens import Token as Token
 else:  # on first use
     __getattr__, __dir__, __all__ = attach_imports(__name__)

@@ -1,8 +1,11 @@
-"""Warnings about a prompt, its answer, and what a tokenizer or a chat template makes of them."""
+"""Warnings about a prompt and its answer: what a tokenizer or a chat template makes of them.
+
+Each function yields its warnings, as sentences for a user.
+"""
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 from lm_polygraph_asmi.host.prompts import rendered, template_names
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions, decode
-from lm_polygraph_asmi.inputs import Messages, Request, texts_of
+from lm_polygraph_asmi.inputs import Messages, Prompt, Request, texts_of
 from lm_polygraph_asmi.validation import is_unspaced
 
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
@@ -18,24 +21,25 @@ OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 CLOCKS = {"strftime_now", "datetime", "now", "utcnow", "today", "localtime"}
 """Names by which a template reads the clock."""
 PROMPT_END = 30
-"""Characters, without white space and quotes, by which the end of a prompt is known again."""
+"""Characters of a prompt's end, without white space and quotes, that no answer has by chance."""
 SOME_ANSWER = "Edda"
 MEANT_FOR_THE_MODEL = re.compile(
     r"(content|reasoning_content|reasoning|thinking|"
     r"tool_calls\[\d+\](\.function)?\.(name|arguments.*)) of message \d+"
 )
-"""Names of texts in messages; others, such as ids, are for programs."""
+"""Names of the texts in messages that a model should see; others, such as ids, are for programs."""
+ARGUMENTS = re.compile(r"tool_calls\[\d+\](\.function)?\.arguments of message \d+")
+"""Names of tool calls' arguments that are a text."""
 
 
 def special_warnings(
     special: SpecialTokens, ends: Collection[int], request: Request, written: str
-) -> list[str]:
-    """Warnings about special tokens that are spelled out in texts, with their places.
+) -> Iterator[str]:
+    """Special tokens that are spelled out in texts, with their places.
 
-    Of an end token that ends an answer or a sample, there is no warning: it is meant. Nor is there
-    one of a text that the chat template has left out of the prompt, which is `written`.
+    An end token at the end of an answer or a sample is meant, so there is no warning. Nor is there
+    one for a text of a message that is not in the prompt, which the chat template has `written`.
     """
-    warnings = []
     for name, text in request.texts():
         answered = name != "prompt" and " of message " not in name
         spellings = special.spelled(text)
@@ -48,65 +52,58 @@ def special_warnings(
         places = ", ".join(f"{token!r} at character {start}" for token, start in spellings[:3])
         more = f" and {len(spellings) - 3} more" if len(spellings) > 3 else ""
         chat = "" if answered else " If it is a chat that a template rendered, pass its messages."
-        warnings.append(
+        yield (
             f"In the {name}, {places}{more} became a control token: if it is text, "
             f"write it in another way, such as with a space in it.{chat}"
         )
-    return warnings
 
 
-def template_warnings(tokenizer: Any, request: Request, written: str) -> list[str]:
-    """Warnings about a chat template, and the prompt that it has `written`.
+def template_warnings(tokenizer: Any, request: Request, written: str) -> Iterator[str]:
+    """What a chat template changes, leaves out or adds in the prompt that it has `written`.
 
     Raises ValueError: it writes another prompt of the same messages each time.
     """
     prompt = request.prompt
     if isinstance(prompt, str):
-        return []
+        return
     if rendered(tokenizer, prompt, request.template) != written:
         raise ValueError(
             "the chat template writes another prompt of the same messages each time, so a score "
             "could not be computed again: use a template without chance"
         )
-    names, warnings = template_names(tokenizer, request.template.get("tools")), []
+    names = template_names(tokenizer, request.template.get("tools"))
     if changing := sorted({"random", *CLOCKS} & names):
-        warnings.append(
+        yield (
             f"The chat template uses {changing[0]!r}, the clock or chance: the same messages are "
             "another prompt on another day, or the next time, and a calibration may not hold "
             "then. Use a template without it, or fix the date."
         )
     if header := _missing_header(tokenizer, request, written):
-        warnings.append(
+        yield (
             f"The chat template ignores add_generation_prompt: before an answer it writes "
             f"{header!r}, but the prompt ends without it, and the answer was scored without it. "
             "Use a template that writes it."
         )
     if missing := _left_out(prompt, written):
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        warnings.append(
+        yield (
             f"The chat template leaves out or changes the {', the '.join(missing[:5])}{more}: the "
             "model does not see that text. Move it to where the template writes it, or use another "
             "template."
         )
-    quoted = [
-        name
-        for name, text in texts_of(prompt)
-        if re.fullmatch(r"tool_calls\[\d+\](\.function)?\.arguments of message \d+", name)
-        and text not in written
-        and json.dumps(text)[1:-1] in written
-    ]
-    if quoted:
-        warnings.append(
-            f"The chat template writes the {quoted[0]} in quotes, as it expects an object: pass "
-            "the object (json.loads of the text), if the model got that."
-        )
-    return warnings
+    for name, text in texts_of(prompt):
+        if ARGUMENTS.fullmatch(name) and text not in written and json.dumps(text)[1:-1] in written:
+            yield (
+                f"The chat template writes the {name} in quotes, as it expects an object: pass "
+                "the object (json.loads of the text), if the model got that."
+            )
+            return
 
 
 def _missing_header(tokenizer: Any, request: Request, written: str) -> str:
-    """What the template writes between the prompt and an answer, if the prompt lacks it.
+    """What the template writes before an answer, if the prompt lacks it; else an empty text.
 
-    Found by writing the messages without what begins an answer, and with an answer.
+    The template writes the messages alone, and then with an answer. The header lies between.
     """
     if rendered(tokenizer, request.prompt, request.template, False) != written:
         return ""
@@ -126,13 +123,13 @@ def _left_out(messages: Messages, written: str) -> list[str]:
     """
     rest, missing = _squeezed(written), set()
     texts = {name: text for name, text in texts_of(messages) if MEANT_FOR_THE_MODEL.fullmatch(name)}
-    names = list(texts)
-    for name in sorted(names, key=lambda n: (len(texts[n]), names.index(n)), reverse=True):
+    for name in sorted(texts, key=lambda name: len(texts[name]))[::-1]:
         forms = map(_squeezed, (*_forms(texts[name]), json.dumps(texts[name])))
         form = next((form for form in forms if form in rest), None)
         if form is None:
             missing.add(name)
-        rest = rest.replace(form, "\0", 1) if form else rest
+        else:
+            rest = rest.replace(form, "\0", 1)
     return [f"{n} ({messages[int(n.split()[-1]) - 1]['role']})" for n in texts if n in missing]
 
 
@@ -152,29 +149,23 @@ def answer_warnings(
     prompt_ids: Sequence[int],
     ids: Sequence[int],
     scored_text: str,
-    follows: bool,
-) -> list[str]:
-    """Warnings about an answer of the tokens `ids`, which the tokenizer decodes as `scored_text`.
+) -> Iterator[str]:
+    """Whether the model's own answer was cut off, or a given one repeats its prompt.
 
-    `follows`: whether the answer's tokens follow the prompt in one text.
+    `ids`: the answer's tokens, which the tokenizer decodes as `scored_text`.
     """
-    prompt, answer, tokenizer = request.prompt, request.answer, conditions.tokenizer
-    if answer is None:
-        if conditions.closes(ids):
-            return []
+    if request.answer is not None:
+        yield from repeated_prompt(conditions.tokenizer, prompt_ids, scored_text)
+    elif not conditions.closes(ids):
         stop = "" if conditions.stop_strings else ", or pass a `stop` such as '\\n'"
-        return [
+        yield (
             f"The model's answer was cut off after {len(ids)} tokens without an end: increase "
             f"max_new_tokens{stop}."
-        ]
-    found = [repeated_prompt(tokenizer, prompt_ids, scored_text)]
-    if isinstance(prompt, str) and isinstance(answer, str):
-        found.append(border_warning(prompt, answer, follows))
-    return list(filter(None, found))
+        )
 
 
-def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> str | None:
-    """Warning if the answer starts with its prompt or the end of it, such as "<think>", or None.
+def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> Iterator[str]:
+    """Whether an answer starts with its prompt, or with the end of it, such as "<think>".
 
     An answer may begin with words that end the prompt, as in a list. So only a repeated mark, such
     as "Answer:", or a repeated whole line counts.
@@ -193,34 +184,38 @@ def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> s
             is_line = is_mark = len(prompt_ids) >= 4
         if re.search(r"\w", end) and (is_line or is_mark):
             shown = answer.lstrip()[: len(end)][-40:]
-            return (
+            yield (
                 f"The answer repeats the end of the prompt, {shown!r}: pass only what follows "
                 "the prompt, not the whole output of `generate`."
             )
+            return
     if len(end := _squeezed(plain)[-PROMPT_END:]) == PROMPT_END and end in _squeezed(start):
-        return (
+        yield (
             f"The answer contains the end of the prompt, {plain[-40:]!r}: pass only what follows "
             "the prompt, not the whole output of `generate`."
         )
-    return None
 
 
-def border_warning(prompt: str, answer: str, follows: bool) -> str | None:
-    """Warning about the border between a text prompt and its answer, with advice, or None.
+def border_warnings(prompt: Prompt, answer: str, follows: bool) -> Iterator[str]:
+    """Whether a text prompt and its answer meet in a doubtful place, where tokens depend on it.
 
-    The score depends on the tokens: "8" and " 8" differ. `follows`: as of `answer_warnings`.
+    "8" and " 8" are other tokens, with another score.
+
+    Args:
+        follows: whether the answer's tokens follow the prompt's in one text (`answer_tokens`).
     """
+    if not isinstance(prompt, str):
+        return
+    last, first = prompt[-1:], answer[:1]
+    blank_or_open = not last.strip() or last in OPENING
     if not follows:
-        return (
+        yield (
             "The tokenizer would merge the end of the prompt and the start of the answer into one "
             "token; they were scored as two, which no model would generate: end the prompt where a "
             "word ends, and write the space before the answer as its first character."
         )
-    last, first = prompt[-1:], answer[:1]
-    blank_or_open = not last.strip() or last in OPENING
-    if first.isalnum() and not (blank_or_open or is_unspaced(last) or is_unspaced(first)):
-        return (
+    elif first.isalnum() and not (blank_or_open or is_unspaced(last) or is_unspaced(first)):
+        yield (
             f"The answer follows the prompt without a space, {prompt[-10:] + answer[:20]!r}: if "
             "one belongs there, write it as the answer's first character; its token differs."
         )
-    return None

@@ -22,7 +22,7 @@ PROMPT = (
 
 @dataclass
 class ModelDiagnosis:
-    """What is known of a model."""
+    """What was found out about a model."""
 
     model: str  # its name
     checks: list[dict[str, str]] = field(default_factory=list)  # check, state and text of each
@@ -34,7 +34,7 @@ class ModelDiagnosis:
         return "problem" not in states and not {"ok", "slower"}.isdisjoint(states)
 
     def add(self, check: str, state: str, text: str) -> None:
-        """Add a check: found (a module), ok, slower, unsupported, warning or problem."""
+        """Add a check; state: found (a module), ok, slower, unsupported, warning or problem."""
         self.checks.append({"check": check, "state": state, "text": text})
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,8 +55,11 @@ def diagnose_model(
     config: ASMIConfig | None = None,
     **loading: Any,
 ) -> ModelDiagnosis:
-    """Find the structure of a model, check it in both scopes with each attention implementation,
-    and time an answer. `name`: for the report; others as for `Scorer`.
+    """Find a model's modules, check it in both scopes with each attention implementation, and time
+    an answer.
+
+    Args:
+        name: the model's, as it is reported. Other arguments are those of `Scorer`.
 
     Example:
         >>> diagnosis = diagnose_model("tiny", scorer.model, scorer.tokenizer)
@@ -76,9 +79,8 @@ def diagnose_model(
         return diagnosis
     model, tokenizer = scorer.model, scorer.tokenizer
     with masked_model(model, structure=config.structure) as f:
-        described = _described(f)
-    for part, found in described.items():
-        diagnosis.add(part, "found", found)
+        for part, found in _described(f).items():
+            diagnosis.add(part, "found", found)
     for attention in dict.fromkeys([attention_of(model), *MASKABLE]):
         try:
             with scoring_session(model, attention):

@@ -38,8 +38,7 @@ class Generation:
 
     def greedy(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> list[int]:
         """The greedy answer."""
-        ids = self._on_device(prompt_ids)
-        generate = self._generate_with(ids, max_new_tokens, 0, do_sample=False)
+        ids, generate = self._prepared(prompt_ids, max_new_tokens, 0, do_sample=False)
         with scoring_session(self.model):
             sequences = generate(input_ids=ids, attention_mask=torch.ones_like(ids))
         return self._answer(sequences[0, len(prompt_ids) :])
@@ -48,8 +47,8 @@ class Generation:
         self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, count: int, seed: int
     ) -> list[list[int]]:
         """`count` answers, the same as those of a run with this seed and `TEMPERATURE`."""
-        ids, seeds = self._on_device(prompt_ids), seeds_of(prompt_ids.tolist(), seed, count)
-        generate = self._generate_with(ids, max_new_tokens, SHORTEST, **SAMPLING)
+        ids, generate = self._prepared(prompt_ids, max_new_tokens, SHORTEST, **SAMPLING)
+        seeds = seeds_of(prompt_ids.tolist(), seed, count)
         with scoring_session(self.model):
             rows = draw(generate, self.model, ids, seeds, lambda row: row.sequence)
         return [self._answer(row[len(prompt_ids) :]) for row in rows]
@@ -58,17 +57,15 @@ class Generation:
         """The answer in what was generated after a prompt."""
         return self.stop_conditions.response(ids.tolist(), batch_size=2)
 
-    def _on_device(self, prompt_ids: Int[Tensor, " P"]) -> Int[Tensor, "1 P"]:
-        return prompt_ids[None].to(execution_device(self.model.get_input_embeddings()))
+    def _prepared(
+        self, prompt_ids: Int[Tensor, " P"], most: int, least: int, **options: Any
+    ) -> tuple[Int[Tensor, "1 P"], Callable[..., Any]]:
+        """The prompt on the model's device, and transformers' `generate` with all its settings.
 
-    def _generate_with(
-        self, prompt: Int[Tensor, "1 P"], most: int, least: int, **options: Any
-    ) -> Callable[..., Any]:
-        """transformers' `generate` with all its settings, for answers of `least` to `most` tokens.
-
-        Raises ValueError: the prompt fills the context window.
+        An answer has `least` to `most` tokens. Raises ValueError: the prompt fills the context
+        window.
         """
-        length, window = prompt.shape[1], context_window(self.model.config)
+        length, window = len(prompt_ids), context_window(self.model.config)
         if window is not None and window <= length:
             raise ValueError(
                 f"expected a prompt shorter than the model's context window {window}, got {length} "
@@ -83,13 +80,12 @@ class Generation:
             num_beams=1,
             repetition_penalty=1.0,
             eos_token_id=ends or None,
-            # Left out again; a tokenizer's own may be no token of the model's.
+            # Padding is cut off again. The tokenizer's own may be no token of the model.
             pad_token_id=(ends or [0])[0],
             **options,
         )
 
-        # By `StopConditions`: transformers' criterion also counts a stop string that begins in the
-        # prompt.
+        # transformers' own criterion also counts a stop string that begins in the prompt.
         def ended(ids: Tensor, _: Any, **__: Any) -> Tensor:
             rows = ids[:, length:].tolist()  # several if answers are sampled
             return torch.tensor(list(map(self.stop_conditions.closes, rows)), device=ids.device)
@@ -99,4 +95,5 @@ class Generation:
         model: Any = copy.copy(self.model)
         model.generation_config = config
         stops = StoppingCriteriaList([ended])
-        return partial(model.generate, generation_config=config, stopping_criteria=stops)
+        generate = partial(model.generate, generation_config=config, stopping_criteria=stops)
+        return prompt_ids[None].to(execution_device(model.get_input_embeddings())), generate

@@ -11,11 +11,9 @@ from lm_polygraph_asmi.inputs import as_chat
 from lm_polygraph_asmi.scoring.rows import (
     Outcome,
     Row,
-    Rows,
-    checked,
+    ScoresRows,
     read_rows,
     request_of,
-    score_rows,
 )
 from lm_polygraph_asmi.tables import LINES, plain, read_table, write_parquet
 
@@ -25,11 +23,11 @@ if TYPE_CHECKING:
 COPIED = {"prompt", "answer", "samples", "id", "correct"}
 """Fields of a written row that an input may have, too."""
 DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
-"""Type of a table's column by that of the field; all others are texts."""
+"""Type of a field -> type of its column in a table; all other columns are texts."""
 
 
 def fields_of(kind: type) -> dict[str, str]:
-    """Fields of a result, `Score` or `Decision`, in a written row -> types of their columns."""
+    """Fields that a written row has of its `Score` or `Decision` -> types of their columns."""
     kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
     types = {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
     return types | dict.fromkeys(("signals", "ids", "digest", "error"), "string")
@@ -54,13 +52,13 @@ def check_out(
 
 
 def score_file(
-    scorer: Rows,
+    scorer: ScoresRows,
     source: str | Path | Sequence[Row],
     out: str | Path,
     *,
     seen: Callable[[Row, Outcome], None] | None = None,
 ) -> int:
-    """Score the rows of a file into another one; a run that was stopped, started again, resumes.
+    """Score the rows of a file into another one. After a stop, the same call resumes.
 
     Each row has the input's fields, an empty `correct` for a label, and the result's fields or an
     `error`. Each is written as soon as it is finished, so a stop loses none. Rows with a result
@@ -91,18 +89,18 @@ def score_file(
         (None, True)
     """
     if isinstance(source, str | Path):
-        rows, name = list(map(checked, read_rows(source))), str(source)
+        rows, name = list(read_rows(source)), str(source)
     else:
         rows, name = list(source), "its source"
-    check_out(rows, name, out, fields_of(scorer._result))
-    own: Any = getattr(scorer, "scorer", scorer)  # of a `Decider`
-    names, failed = fields_of(scorer._result), 0
+    names, failed = fields_of(scorer.result_type), 0
+    check_out(rows, name, out, names)
     with locked(out):
         file = Output(Path(out))
         done = _kept(file, name, rows, scorer)
-        for row, outcome in score_rows(scorer, (row for row in rows if row.number not in done)):
+        left = [row for row in rows if row.number not in done]
+        for row, outcome in zip(left, scorer.score_many(left), strict=True):
             failed += outcome.result is None
-            file.add(record_of(row, outcome, names, own.known_fingerprints()))
+            file.add(record_of(row, outcome, names, scorer.known_fingerprints()))
             if seen is not None:
                 seen(row, outcome)
         file.finish()
@@ -126,7 +124,7 @@ def record_of(
     return record | {name: content[name] for name in names if name in content}
 
 
-def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: Any) -> set[int]:
+def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: ScoresRows) -> set[int]:
     """Numbers of the rows that have a result in the file; written rows without one are removed."""
     contents, done = {row.number: row.content for row in rows}, set[int]()
 
@@ -139,15 +137,11 @@ def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: Any) -> set[
                 f"{file.path}: row {number} has another prompt or answer than in {source}: name "
                 "another file"
             )
-        if not done:
-            shared = getattr(scorer, "made_with", {}).items()  # of a `Decider`
-            others = [name for name, value in shared if record.get(name) != value]
-            others += getattr(scorer, "scorer", scorer).differences(record)
-            if others:
-                raise ValueError(
-                    f"{file.path}: it has rows of other settings or another model "
-                    f"({'; '.join(others)}): name another file, or use the same"
-                )
+        if not done and (others := scorer.differences(record)):
+            raise ValueError(
+                f"{file.path}: it has rows of other settings or another model "
+                f"({'; '.join(others)}): name another file, or use the same"
+            )
         done.add(int(number))
         return True
 
@@ -171,8 +165,8 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
 class Output:
     """A file of results, to which each finished row adds a line of JSON.
 
-    A .jsonl file has the lines itself. For a Parquet file, they are collected in FILE.partial, of
-    which it is made at the end. A row that is scored again is added at the end.
+    A .jsonl file has the lines itself. The lines of a Parquet file are collected in FILE.partial,
+    from which it is made at the end. A row that is scored again is added at the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -256,20 +250,21 @@ class BatchScorer:
         ([7, 8], [False, True])
     """
 
-    def __init__(self, kind: Callable[..., Rows], *args: Any, **settings: Any) -> None:
+    def __init__(self, kind: Callable[..., ScoresRows], *args: Any, **settings: Any) -> None:
         self.scorer = kind(*args, **settings)
 
     def __call__(self, table: "pd.DataFrame") -> "pd.DataFrame":
         """The table with the columns of the results, lists and objects as JSON, and `error`."""
         import pandas as pd
 
-        table, types = pd.DataFrame(table), fields_of(self.scorer._result)
+        table, types = pd.DataFrame(table), fields_of(self.scorer.result_type)
         del types["prompt"]  # that of the table stays
         if clashing := sorted({*types} & set(table.columns) - COPIED):
             raise ValueError(f"columns {clashing} would be overwritten by the scores: rename them")
         given = (dict(plain(cells)) for cells in table.to_dict("records"))
         rows = [Row(n, {str(k): v for k, v in row.items()}) for n, row in enumerate(given, 1)]
-        records = [record_of(*found, types) for found in score_rows(self.scorer, rows)]
+        scored = zip(rows, self.scorer.score_many(rows), strict=True)
+        records = [record_of(*found, types) for found in scored]
 
         def cell(value: Any, failed: bool) -> Any:
             if isinstance(value, Mapping | list | tuple):

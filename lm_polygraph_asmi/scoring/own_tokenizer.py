@@ -1,6 +1,7 @@
 """Check that a tokenizer is the model's: with another, scores are meaningless."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any, TypeVar, cast
@@ -8,7 +9,7 @@ from typing import Any, TypeVar, cast
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 TOLERANCE = 0.1
-"""Share of a vocabulary that may differ: embeddings are padded, tokens added."""
+"""Share of a vocabulary that may differ, since embeddings are padded and tokens are added."""
 RULES = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 """Parts of a fast tokenizer that change what a text becomes, besides its vocabulary."""
 Found = TypeVar("Found")
@@ -25,21 +26,22 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     ends = config.eos_token_id, getattr(model.generation_config, "eos_token_id", None)
     boundaries = _ids(config.bos_token_id, *ends)
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
+    reason = ""
     if abs(size - expected) > TOLERANCE * expected:
         reason = f"it has {size} tokens, the model {expected}"
     elif boundaries and not boundaries & special:
         reason = f"{sorted(boundaries)}, which begin and end the model's texts, are ordinary in it"
     elif moved := _moved(config.name_or_path, tokenizer):
         reason = f"{moved} tokens of the one saved in {config.name_or_path} have other ids in it"
-    else:
-        return
-    raise ValueError(
-        f"the tokenizer is not the model's own: {reason}. Load both from the same folder or name"
-    )
+    if reason:
+        raise ValueError(
+            f"the tokenizer is not the model's own: {reason}. Load both from the same folder or "
+            "name"
+        )
 
 
 def _moved(model: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    """How many tokens of a model's saved tokenizer have other ids here; 0 if they are a few."""
+    """How many tokens of the model's saved tokenizer have another id here; 0 if only a few have."""
     if not model or model == tokenizer.name_or_path:
         return 0
     try:
@@ -58,9 +60,9 @@ def _ids(*settings: Any) -> set[int]:
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What changes when tokens, special tokens, the chat template or rules of a tokenizer do.
+    """A text that changes if tokens, special tokens, chat template or rules of a tokenizer change.
 
-    The vocabulary counts by its size alone, since reading it takes as long as a short answer.
+    Of the vocabulary only the size counts, since reading it takes as long as a short answer.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts = [getattr(tokenizer, name, None) for name in ("added_tokens_decoder", "chat_template")]
@@ -69,17 +71,29 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
     return repr([len(tokenizer), id(backend), tokenizer.special_tokens_map, own, parts])
 
 
+@contextmanager
+def unchanged(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Raise ValueError at the end of the block if the tokenizer was changed within."""
+    before = tokenizer_state(tokenizer)
+    yield
+    if tokenizer_state(tokenizer) != before:
+        raise ValueError(
+            f"the {type(tokenizer).__name__} was changed while an answer was scored with it: "
+            "nothing of this score can be trusted. Give each thread its own tokenizer"
+        )
+
+
 def found_of(
     find: Callable[[PreTrainedTokenizerBase], Found], tokenizer: PreTrainedTokenizerBase
 ) -> Found:
-    """`find(tokenizer)`, which is called again only after the tokenizer has changed."""
+    """`find(tokenizer)`, which is kept until the tokenizer changes."""
     return cast("Found", _found(find, tokenizer, tokenizer_state(tokenizer)))
 
 
 def unshared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A copy that nobody else calls, for as long as the tokenizer stays the same.
+    """A copy that no other program calls; it is kept until the tokenizer changes.
 
-    A tokenizer keeps truncation and padding between calls, so another thread's call with these
+    A tokenizer keeps truncation and padding between calls. So a call of another thread with these
     could cut a prompt that is tokenized at the same time.
     """
     return found_of(deepcopy, tokenizer)

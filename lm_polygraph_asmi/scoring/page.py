@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, Template
 from markupsafe import Markup
 
-from lm_polygraph_asmi.scoring.tokens import FULL_SHADE
-
+FULL_SHADE = 0.1
+"""u in nats from which a token has the darkest shade; the same everywhere."""
 SIGNS = {"\n": "⏎", "\t": "⇥"}
 """How line breaks and tabs are shown; other unprintable characters as �."""
 JOINERS = "\u200c\u200d"
@@ -22,7 +22,7 @@ def visible(text: str) -> str:
 
 
 def _with_signs(text: str) -> str:
-    """`visible`, but line breaks and tabs follow their signs."""
+    """`visible`, with each line break and tab kept behind its sign."""
     return "".join(SIGNS[c] + c if c in SIGNS else visible(c) for c in text)
 
 
@@ -32,14 +32,14 @@ class Card(NamedTuple):
     heading: str  # its name and number
     prompt: Any  # text or messages
     text: str  # the answer
-    sentences: Sequence[str]  # those that all cards share appear once
-    short: str  # of several, the number or words in their list
-    rank: float  # sort key, the most uncertain first
-    score: Any  # a `Score`, for a heat map and tables; None: the plain text
+    sentences: Sequence[str]  # what all cards of a page say is written once
+    short: str  # the number or the word for it in the list of several cards
+    rank: float  # key by which that list is sorted, the most uncertain first
+    score: Any  # the `Score` whose tokens are shaded and listed; None: the answer as plain text
 
 
 def pieces(tokens: Sequence[Any]) -> list[list[Any]]:
-    """Tokens, those joined that make up one character."""
+    """Tokens in groups: those that make up one character together are a group."""
     joined: list[list[Any]] = [[]]
     for token in tokens:
         joined[-1].append(token)

@@ -17,7 +17,7 @@ COVERED = (
 HASHES = ("weights", "tokenizer")
 """Settings of a row that are hashes of the model's weights, and of its tokenizer."""
 NAMES = ("model", "revision")
-"""What else tells models apart: where it was loaded from, which may be moved or renamed."""
+"""Where a model was loaded from, by which models are told apart that have no equal hashes."""
 
 
 def digest_of(row: Mapping[str, Any]) -> str:

@@ -1,26 +1,30 @@
-"""What `score` returns: numbers, a table, an HTML page and sentences that explain them."""
+"""What scoring returns: an answer with its numbers, its tokens, and sentences that explain them."""
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from lm_polygraph_asmi.analysis.mechanism import votes
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.core.scores import aggregate, token_scores
-from lm_polygraph_asmi.scoring.answer import ScoredAnswer
-from lm_polygraph_asmi.scoring.page import Card, render, render_part, visible
-from lm_polygraph_asmi.scoring.provenance import digest_of
+from lm_polygraph_asmi.core.statistics import AnswerStatistics
+from lm_polygraph_asmi.inputs import text_of
+from lm_polygraph_asmi.scoring.page import FULL_SHADE, Card, render, render_part, visible
+from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of, prompt_format, short_hash
 from lm_polygraph_asmi.scoring.signals import SIGNALS, unmasked_signals
-from lm_polygraph_asmi.scoring.tokens import Token
 
 if TYPE_CHECKING:
     import pandas as pd
 
+BARS = " ▁▂▃▄▅▆▇█"
 BOUNDARY = (
     "The score is meant only for answers from the given context. For closed-book questions, try "
     "MSP."
@@ -35,6 +39,170 @@ CAPTION = (
     "Most fragile tokens. Chosen by: masks under which the token is the most likely one; "
     "alternative: the most frequent other."
 )
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a scored answer.
+
+    Example:
+        >>> first = scorer.score(prompt, " Edda Holm").tokens[0]
+        >>> isinstance(first, Token), first.start, first.u == first.mi * (1 - first.agreement)
+        (True, 0, True)
+    """
+
+    text: str  # scored_text[start:end]; empty if its character ends in a later token
+    start: int
+    end: int
+    id: int
+    mi: float  # MI_t, nats
+    agreement: float  # A_t, in [0, 1]
+    u: float  # MI_t times the method's discount, nats; higher = more fragile
+    entropy: float  # of the unmasked model's next-token distribution, nats
+    log_likelihood: float  # under the unmasked model, nats, at most 0
+    vote: float  # share of masks under which it is the most likely token
+    alternative: str | None  # the subnetworks' most frequent other choice
+    alternative_share: float  # share of masks that choose it
+
+    @property
+    def shade(self) -> float:
+        """Square root of u / 0.1 nats, at most 1: the darkest shade is 1."""
+        return min(1.0, math.sqrt(max(0.0, self.u) / FULL_SHADE))
+
+    @property
+    def bar(self) -> str:
+        """The shade as a bar, readable without colour."""
+        return BARS[round(self.shade * (len(BARS) - 1))]
+
+
+def tokens_of(
+    stats: AnswerStatistics,
+    answer: str,
+    offsets: Sequence[tuple[int, int]],
+    gate: float,
+    tokenizer: Any,
+) -> list[Token]:
+    """The tokens of an answer, from the engine's statistics.
+
+    Args:
+        answer: the scored text.
+        offsets: the characters (start, end) of each token in it.
+        gate: alpha, the weight of the semantic discount (`core.scores.discount`).
+        tokenizer: writes the subnetworks' other choices.
+    """
+    ids = stats.tokens.tolist()
+    numbers = zip(
+        stats.mi.tolist(),
+        stats.agreement.tolist(),
+        stats.entropy.tolist(),
+        stats.log_likelihood.tolist(),
+        strict=True,
+    )
+    return [
+        Token(
+            text=answer[start:end],
+            start=start,
+            end=end,
+            id=token,
+            mi=mi,
+            agreement=agreement,
+            u=token_scores(mi, agreement, gate),
+            entropy=entropy,
+            log_likelihood=log_likelihood,
+            vote=vote.agree,
+            alternative=None if vote.alternative is None else tokenizer.decode([vote.alternative]),
+            alternative_share=vote.share,
+        )
+        for token, vote, (start, end), (mi, agreement, entropy, log_likelihood) in zip(
+            ids, votes(stats.top_token, ids), offsets, numbers, strict=True
+        )
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredAnswer:
+    """What is known of every answer that was scored."""
+
+    prompt: str | list[dict[str, Any]]
+    answer: str | list[int]  # as passed; or the model's own, without the tokens that end it
+    scored_text: str  # all scored tokens as text; their offsets refer to it
+    ids: tuple[int, ...]  # token ids, the end included
+    counted: int  # number of tokens, from the first, that the score is computed from
+    settings: dict[str, Any]  # of `config`, with derived ones; no `stop` of token ids
+    model: str  # its name, or empty
+    warnings: tuple[str, ...]  # problems with prompt, answer or tokenizer
+    content_end: int  # characters of `scored_text` before what ends the answer
+    ending: str  # such as "</s>"; empty if the answer was cut off
+    answered: bool  # False if the answer is empty or blank
+    prompt_tokens: int
+
+    @property
+    def compared_settings(self) -> dict[str, Any]:
+        """What answers must share to be compared: settings, model, forms of prompt and answer."""
+        settings = dict(self.settings)
+        described = prompt_format(self.prompt) | {"model": self.model}
+        if settings.get("closing_token", True):
+            described["answer_end"] = answer_end(
+                self.content_end < len(self.scored_text),
+                len(self.ids),
+                settings.get("max_new_tokens"),
+            )
+        # Questions have documents of their own. Tools and other variables are part of the form.
+        template = settings.pop("template", {})
+        if beside := {name: value for name, value in template.items() if name != "documents"}:
+            described["template"] = short_hash(json.dumps(beside, default=str))
+        return described | settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnmaskedAnswer(ScoredAnswer):
+    """An answer without its masked passes: what `Scorer.read` returns, or what a row records.
+
+    Example:
+        >>> answer = scorer.read(prompt, " Edda Holm")
+        >>> isinstance(answer, UnmaskedAnswer), sorted(answer.signals)
+        (True, ['entropy', 'msp', 'perplexity'])
+    """
+
+    signals: dict[str, float]  # as `Score.signals`; from `Scorer.read`, those without masks
+    # What a learned score reads, group -> (width,); empty if states were not read.
+    features: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> "UnmaskedAnswer | None":
+        """The answer of a row that `score_file` wrote, with all its signals.
+
+        None: the row was changed since, or is of another kind.
+        """
+        names = {each.name for each in fields(cls)} - {"features"}
+        if not names <= row.keys() or row.get("digest") != digest_of(row):
+            return None
+        values = {name: row[name] for name in names}
+        return cls(**values | {name: tuple(values[name] or ()) for name in ("ids", "warnings")})
+
+    @classmethod
+    def of_table(cls, row: Mapping[str, Any], signals: dict[str, float]) -> "UnmaskedAnswer":
+        """The answer of a row of any table, with signals from elsewhere.
+
+        Its model, its tokens and what ended it are unknown.
+        """
+        answer = row.get("answer")
+        text = text_of(answer)
+        return cls(
+            signals=signals,
+            prompt=row.get("prompt") or "",
+            answer=answer or "",
+            scored_text=text,
+            answered=answer is None or bool(text.strip()),
+            ids=(),
+            counted=0,
+            settings={"closing_token": False},
+            model="",
+            warnings=(),
+            content_end=len(text),
+            ending="",
+            prompt_tokens=0,
+        )
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

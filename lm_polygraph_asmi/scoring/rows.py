@@ -12,7 +12,7 @@ from lm_polygraph_asmi.tables import LINES, SEPARATORS, TABLES, Row, read_table,
 from lm_polygraph_asmi.validation import check_one_of
 
 ROW_ERRORS = (ValueError, FloatingPointError)
-"""Errors of one row: its content, or its numbers. All others end the scoring of rows."""
+"""Errors that concern one row: its content, or its numbers. Any other ends the scoring of rows."""
 _JSON_ROW = r"""[\[{].*["'](prompt|messages)["']\s*:"""
 TEXTS = ("", ".txt", ".md", ".prompt")
 """Suffixes of files whose text is one prompt."""
@@ -34,25 +34,38 @@ class Outcome(NamedTuple):
 
 
 @runtime_checkable
-class Rows(Protocol):
+class ScoresRows(Protocol):
     """What scores rows: a `Scorer`, or a `Decider`."""
 
-    _result: ClassVar[type]
+    result_type: ClassVar[type]
 
     def score_many(self, rows: Iterable[Any]) -> Iterator[Outcome]:
         """An outcome for each row, in order."""
+
+    def known_fingerprints(self) -> dict[str, str]:
+        """Hashes of model and tokenizer, or nothing for a model that cannot be identified."""
+
+    def differences(self, row: Mapping[str, Any]) -> list[str]:
+        """How a written row was made otherwise than this would make it, in words."""
 
 
 def outcomes(
     run: Callable[..., Any], rows: Iterable[Any], on_error: str, id_field: str
 ) -> Iterator[Outcome]:
-    """Outcomes of rows as they arrive; `run` scores what `parse_row` finds in a row."""
+    """Outcomes of rows as they arrive; arguments as of `Scorer.score_many`.
+
+    Args:
+        run: scores a request, whose parts are its arguments.
+    """
     check_one_of("on_error", on_error, ("return", "raise"))
     for index, row in enumerate(rows):
-        row_id = row.get(id_field) if isinstance(row, Mapping) else None
-        result, error = None, None
+        content, error = (row.content, row.error) if isinstance(row, Row) else (row, None)
+        row_id = content.get(id_field) if isinstance(content, Mapping) else None
+        result = None
         try:
-            result = run(**parse_row(row))
+            if error is not None:  # the row of a file that could not be read
+                raise ValueError(error)
+            result = run(**parse_row(content))
         except ROW_ERRORS as failure:
             if on_error == "raise":
                 raise
@@ -60,22 +73,13 @@ def outcomes(
         yield Outcome(index, row_id, result, error)
 
 
-def score_rows(scorer: Rows, rows: Iterable[Row]) -> Iterator[tuple[Row, Outcome]]:
-    """Rows of a file with their outcomes, in order; `scorer` may be a `Decider`."""
-    for index, row in enumerate(rows):
-        outcome = Outcome(index, row.content.get("id"), None, row.error)
-        if row.error is None:
-            (outcome,) = scorer.score_many([row.content])
-        yield row, outcome._replace(index=index)
-
-
 def request_of(content: Mapping[str, Any]) -> Request:
-    """What a row asks for; ValueError as of `parse_row` and `parse_request`."""
+    """The request of a row; ValueError as of `parse_row` and `parse_request`."""
     return parse_request(**parse_row(content))
 
 
 def checked(row: Row) -> Row:
-    """A row with its error, if it cannot be scored by any model."""
+    """The row, with an error if no model can score it."""
     if row.error is None:
         try:
             request_of(row.content)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,12 +15,7 @@ from lm_polygraph_asmi.analysis.features import free_features
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.core.engine import Engine, diversity_of
 from lm_polygraph_asmi.core.identity import model_key, tokenizer_key
-from lm_polygraph_asmi.core.model import (
-    attention_of,
-    plain_model,
-    scoring_session,
-    structure_of,
-)
+from lm_polygraph_asmi.core.model import plain_model, scoring_session, structure_of
 from lm_polygraph_asmi.core.scores import aggregate, discount
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
@@ -29,17 +24,21 @@ from lm_polygraph_asmi.host.releases import warn_of_untested
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions
 from lm_polygraph_asmi.inputs import TEMPLATE, Answer, Prompt, Request, as_chat, parse_request
-from lm_polygraph_asmi.scoring.advice import answer_warnings, special_warnings, template_warnings
-from lm_polygraph_asmi.scoring.answer import ScoredAnswer, UnmaskedAnswer
+from lm_polygraph_asmi.scoring.advice import (
+    answer_warnings,
+    border_warnings,
+    special_warnings,
+    template_warnings,
+)
 from lm_polygraph_asmi.scoring.generation import TEMPERATURE, Generation
 from lm_polygraph_asmi.scoring.own_tokenizer import (
     check_tokenizer,
     found_of,
-    tokenizer_state,
+    unchanged,
     unshared,
 )
 from lm_polygraph_asmi.scoring.provenance import HASHES, names_that_count, short_hash
-from lm_polygraph_asmi.scoring.result import Score
+from lm_polygraph_asmi.scoring.result import Score, ScoredAnswer, UnmaskedAnswer, tokens_of
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.signals import unmasked_signals
 from lm_polygraph_asmi.scoring.text import (
@@ -49,28 +48,19 @@ from lm_polygraph_asmi.scoring.text import (
     prompt_tokens,
     spans,
 )
-from lm_polygraph_asmi.scoring.tokens import tokens_of
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
 
-
-class Given(NamedTuple):
-    """A request as the model gets it."""
-
-    request: Request
-    prompt_ids: Int[Tensor, " P"]
-    answers: list[list[int]]  # the answer, or one with each end that its text may have
-    follows: bool  # whether the answer's tokens follow the prompt in one text
-    warnings: list[str]  # about the prompt, and control tokens in any text
-    tokenizer: str  # its `tokenizer_state`
+FEW_SAMPLES = "Fewer than two sampled answers are non-empty: no semantic discount (alpha near 0)."
 
 
 class Scorer:
     """A model prepared to score many answers.
 
-    Arguments and errors as of `score`; `gguf_file`, `dtype` and `device_map` load a model that is
-    passed by name. The self-check (masked passes against full forward passes) runs once.
+    Arguments and errors are those of `score`; `gguf_file`, `dtype` and `device_map` are for a model
+    that is loaded by its name. The self-check, of masked passes against full forward passes, runs
+    once.
 
     Example:
         >>> scorer = Scorer("smollm2", scope="response")
@@ -79,7 +69,7 @@ class Scorer:
         ...     assert 0 <= result.score <= result.highest  # nats
     """
 
-    _result: ClassVar[type] = Score
+    result_type: ClassVar[type] = Score
 
     def __init__(
         self,
@@ -133,20 +123,21 @@ class Scorer:
     ) -> Score:
         """Score one answer; see `lm_polygraph_asmi.score`."""
         request, config = parse_request(prompt, answer, samples, **template), self.config
-        with scoring_session(self.model):  # the model's state is read once
-            given = self._given(request)
-            (stats,) = self._engine.score(self.model, given.prompt_ids, *given.answers)
-            gate, diversity, notes = self._gate(given)
-        ids, warnings = stats.tokens.tolist(), [*given.warnings, *notes]
-        given = given._replace(warnings=warnings)
-        scored, offsets = self._answer(given, ids, stats.settings.to_dict(), stats.likeliest)
-        tokens = tokens_of(stats, scored.scored_text, offsets, gate, self.tokenizer)
+        # One session, in which the model's state is read once.
+        with scoring_session(self.model), unchanged(self.tokenizer):
+            request, prompt_ids, answers = self._given(request)
+            (stats,) = self._engine.score(self.model, prompt_ids, *answers)
+            request, alpha, diversity = self._alpha(request, prompt_ids)
+            scored, offsets = self._answer(
+                request, prompt_ids, stats.tokens.tolist(), stats.likeliest
+            )
+            tokens = tokens_of(stats, scored.scored_text, offsets, alpha, self.tokenizer)
         return Score(
             score=aggregate([t.u for t in tokens[: scored.counted]], config.aggregation),
             tokens=tuple(tokens),
             msp=-float(np.sum(stats.log_likelihood[: scored.counted])),
             diversity=diversity,
-            gate=gate if config.method == "adapt" else None,
+            gate=alpha if config.method == "adapt" else None,
             seconds=stats.unmasked_seconds + stats.masked_seconds,
             **vars(scored),
         )
@@ -156,8 +147,11 @@ class Scorer:
     ) -> Iterator[Outcome]:
         """An `Outcome` for each row as it arrives; none is stored.
 
-        A row is a text, or a mapping with `prompt` and optionally `answer` and `samples`; its id is
-        in `id_field`. `on_error`: "return" an outcome with the error of a bad row, or "raise" it.
+        Args:
+            rows: each a text; a mapping with `prompt`, and optionally `answer` and `samples`; or a
+                `Row` of a file.
+            on_error: "return" an outcome with the error of a bad row, or "raise" it.
+            id_field: name of the field that is the row's id.
 
         Example:
             >>> rows = [{"id": "q1", "prompt": prompt, "answer": " Edda Holm"}, {"id": "q2"}]
@@ -175,28 +169,29 @@ class Scorer:
         states: bool = False,
         **template: Any,
     ) -> UnmaskedAnswer:
-        """An answer under the unmasked model alone, at the cost of one unmasked pass.
+        """Read an answer with the unmasked model alone, at the cost of one pass.
 
-        `states`: also `features`, which need hidden states. Others and errors are those of `score`.
+        Other arguments and errors are those of `score`.
+
+        Args:
+            states: whether the result has `features`, too, which are made of hidden states.
 
         Example:
             >>> scorer.read(prompt, " Edda Holm").answered
             True
         """
         request = parse_request(prompt, answer, **template)
-        # One session: the model's state is read once, which takes longer than a short answer's
-        # last layer.
-        with scoring_session(self.model):
-            given = self._given(request)
-            stats = self._engine.read(self.model, given.prompt_ids, *given.answers)
-            settings = self._engine.settings(self.model).to_dict()
-        ids = stats.pop("tokens").tolist()
-        read, _ = self._answer(given, ids, settings, stats.pop("likeliest"))
+        # One session, in which the model's state is read once.
+        with scoring_session(self.model), unchanged(self.tokenizer):
+            request, prompt_ids, answers = self._given(request)
+            stats = self._engine.read(self.model, prompt_ids, *answers)
+            ids, likeliest = stats.pop("tokens").tolist(), stats.pop("likeliest")
+            read, _ = self._answer(request, prompt_ids, ids, likeliest)
         tokens = {name: values[: read.counted] for name, values in stats.items()}
         hidden, features = tokens.pop("hidden"), {}
         if states:
             features = {
-                "free": free_features(**tokens, prompt_tokens=len(given.prompt_ids)),
+                "free": free_features(**tokens, prompt_tokens=len(prompt_ids)),
                 "hidden mean": hidden.mean(0),
                 "hidden last": hidden[-1],
             }
@@ -204,10 +199,10 @@ class Scorer:
         return UnmaskedAnswer(signals=signals, features=features, **vars(read))
 
     def fingerprints(self) -> dict[str, str]:
-        """Hashes of the current weights; and of tokenizer, chat template and end tokens.
+        """Hashes of the weights, and of the tokenizer with chat template and end tokens.
 
-        Reads all weights on first use, and again if they change. Raises ValueError: the model has
-        foreign hooks, which cannot be hashed.
+        The first call reads all weights; a later one, only after they have changed. Raises
+        ValueError: the model has hooks of other programs, which cannot be hashed.
         """
         weights = model_key(self.model)["revision"]
         if weights is None:
@@ -215,26 +210,25 @@ class Scorer:
                 "the model has forward hooks or a replaced forward method, so a calibration cannot "
                 "identify it. Remove them"
             )
-        template = str(getattr(self.tokenizer, "chat_template", None))
+        key = found_of(tokenizer_key, self.tokenizer)
+        template = getattr(self.tokenizer, "chat_template", None)
         ends = sorted(self._conditions.end_ids)
-        described = f"{found_of(tokenizer_key, self.tokenizer)} {template} {ends}"
         return {
             "weights": weights[:16],
-            "tokenizer": short_hash(described),
+            "tokenizer": short_hash(f"{key} {template} {ends}"),
         }
 
     def known_fingerprints(self) -> dict[str, str]:
-        """`fingerprints`; empty for a model that cannot be identified."""
+        """`fingerprints`, or nothing for a model that cannot be identified."""
         with suppress(ValueError, TypeError):
             return self.fingerprints()
         return {}
 
     def differences(self, row: Mapping[str, Any]) -> list[str]:
-        """In what the model and settings of a row that `score_file` wrote differ, in words."""
+        """How model and settings differ from those of a row that `score_file` wrote, in words."""
         if self._instruct and isinstance(row["prompt"], str):
             return ["the prompt is a text there, a chat here"]
-        settings = self._engine.settings(self.model).to_dict()
-        settings |= self._score_settings(Request("")) | self.known_fingerprints()
+        settings = self._settings(Request("")) | self.known_fingerprints()
         names = ("layer", "attention_in_use", *HASHES)
         here, there = (
             ASMIConfig.key_of(each) | {name: each.get(name) for name in names}
@@ -248,56 +242,55 @@ class Scorer:
             if value != here.get(name)
         ]
 
-    def _given(self, request: Request) -> Given:
-        """The request as the model gets it; without an answer, the model generates one."""
-        conditions, state = self._conditions, tokenizer_state(self.tokenizer)
-        special, tokenizer = found_of(SpecialTokens, self.tokenizer), unshared(self.tokenizer)
+    def _given(self, request: Request) -> tuple[Request, Int[Tensor, " P"], list[list[int]]]:
+        """The request with notes on its texts, the prompt's token ids, and those of the answer.
+
+        An answer's text has several: with each end that it may have. Without an answer, the model
+        generates one.
+        """
+        conditions, tokenizer = self._conditions, unshared(self.tokenizer)
         if self._instruct and isinstance(request.prompt, str):  # as LM-Polygraph
             request = request._replace(prompt=as_chat(request.prompt))
-        written = rendered(tokenizer, request.prompt, request.template)
-        prompt_ids = prompt_tokens(tokenizer, request.prompt, written)
-        before, follows = prompt_ids.tolist(), True
-        warnings = [
+        prompt, answer = request.prompt, request.answer
+        written = rendered(tokenizer, prompt, request.template)
+        prompt_ids = prompt_tokens(tokenizer, prompt, written)
+        special = found_of(SpecialTokens, self.tokenizer)
+        notes = [
+            *request.notes,
             *template_warnings(tokenizer, request, written),
             *special_warnings(special, conditions.end_ids, request, written),
         ]
-        if request.answer is None:
+        if answer is None:
             answers = [self._generation.greedy(prompt_ids, self.config.max_new_tokens)]
-        elif isinstance(request.answer, str):
-            answers, follows = possible_answers(
-                tokenizer, conditions, request.prompt, before, request.answer
-            )
+        elif isinstance(answer, str):
+            before = prompt_ids.tolist()
+            answers, follows = possible_answers(tokenizer, conditions, prompt, before, answer)
+            notes += border_warnings(prompt, answer, follows)
         else:
-            answers = [list(request.answer)]
+            answers = [list(answer)]
         if not answers[0]:
             raise ValueError(
                 "the answer is empty, and no end is known: expected a token, or `stop`"
             )
-        return Given(request, prompt_ids, answers, follows, [*request.notes, *warnings], state)
+        return request._replace(notes=tuple(notes)), prompt_ids, answers
 
     def _answer(
         self,
-        given: Given,
+        request: Request,
+        prompt_ids: Int[Tensor, " P"],
         ids: Sequence[int],
-        settings: Mapping[str, Any],
-        likeliest: np.ndarray | None,
+        likeliest: Int[np.ndarray, " T"] | None,
     ) -> tuple[ScoredAnswer, list[tuple[int, int]]]:
         """The answer of the tokens `ids`, and the characters (start, end) of each in its text.
 
-        `likeliest`: the model's most likely tokens, (T,); None: unknown.
+        `likeliest`: the model's most likely tokens; None: unknown.
         """
-        request, before = given.request, given.prompt_ids.tolist()
-        prompt, answer = request.prompt, request.answer
+        prompt, answer, before = request.prompt, request.answer, prompt_ids.tolist()
         text, offsets = spans(self.tokenizer, before, ids)
         content = self._conditions.without(text, offsets, ids)
-        about = answer_warnings(self._conditions, request, before, ids, text, given.follows)
-        if tokenizer_state(self.tokenizer) != given.tokenizer:
-            raise ValueError(
-                f"the {type(self.tokenizer).__name__} was changed while an answer was scored with "
-                "it: nothing of this score can be trusted. Give each thread its own tokenizer"
-            )
+        notes = [*request.notes, *answer_warnings(self._conditions, request, before, ids, text)]
         if isinstance(answer, str) and likeliest is not None:
-            about += self._written_otherwise(given.prompt_ids, ids, likeliest.tolist(), content)
+            notes += self._written_otherwise(prompt_ids, ids, likeliest.tolist(), content)
         if answer is None:
             answer = content
         scored = ScoredAnswer(
@@ -306,9 +299,9 @@ class Scorer:
             scored_text=text,
             ids=tuple(ids),
             counted=self.config.counted(len(ids), self._conditions.closes(ids)),
-            settings={**settings, **self._score_settings(request)},
+            settings=self._settings(request),
             model=str(self.model.config.name_or_path or ""),
-            warnings=(*given.warnings, *about),
+            warnings=tuple(notes),
             content_end=len(content),
             ending=text[len(content) :],
             answered=bool(content.strip()),
@@ -319,11 +312,12 @@ class Scorer:
     def _written_otherwise(
         self, prompt_ids: Tensor, ids: Sequence[int], likeliest: Sequence[int], content: str
     ) -> list[str]:
-        """A warning if the model itself writes the text of an answer, but in other tokens.
+        """A warning if the model itself would write this answer, but in other tokens.
 
-        Then the answer as the model wrote it has another score than its text. The model may only do
-        so if its most likely token, at the first place where it differs, begins the rest of the
-        text. There it writes the rest, which is compared.
+        As the model writes it, the answer has another score. At the first place where the model's
+        most likely token is not the scored one, that token must begin the rest of the text, or end
+        it; else the model writes another text. From there on the model writes its own answer, whose
+        text is compared.
         """
         differ = (n for n, pair in enumerate(zip(ids, likeliest, strict=True)) if len({*pair}) > 1)
         at = next(differ, len(ids))
@@ -353,36 +347,38 @@ class Scorer:
             "the token ids that the model wrote to score those."
         ]
 
-    def _score_settings(self, request: Request) -> dict[str, Any]:
-        """Settings of this score besides those of the masks."""
+    def _settings(self, request: Request) -> dict[str, Any]:
+        """The settings that a scored answer records: those in force, with values of the model."""
         answer, samples = request.answer, request.samples
-        settings = self.config.besides_masks() | {"stop": list(self.config.stop or ())}
-        settings["attention_in_use"] = self.config.attention or attention_of(self.model)
+        settings = self._engine.settings(self.model).to_dict() | self.config.besides_masks()
+        settings["stop"] = list(self.config.stop or ())
+        settings["attention_in_use"] = settings["attention"]
         if not (answer is None or isinstance(answer, str)):  # token ids are scored unchanged
             del settings["stop"]
         if request.template:
             settings["template"] = dict(request.template)
-        if self.config.method == "adapt":
-            settings["samples"] = "drawn" if samples is None else "passed"
-            if samples is None:
-                settings["temperature"] = TEMPERATURE
-            else:
-                settings["num_samples"] = len(samples)
+        if self.config.method == "adapt" and samples is None:
+            settings |= {"samples": "drawn", "temperature": TEMPERATURE}
+        elif self.config.method == "adapt":
+            settings |= {"samples": "passed", "num_samples": len(samples or ())}
         return settings
 
-    def _gate(self, given: Given) -> tuple[float, float | None, list[str]]:
-        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and a warning about samples."""
-        config, samples = self.config, given.request.samples
+    def _alpha(
+        self, request: Request, prompt_ids: Int[Tensor, " P"]
+    ) -> tuple[Request, float, float | None]:
+        """The weight of the semantic discount, alpha (0 for ASMI, 1 for Sem-ASMI); div(x), of
+        Adapt-ASMI alone; and the request, with a note if there are too few samples."""
+        config, samples = self.config, request.samples
         if config.method != "adapt":
-            return discount(config), None, []
+            return request, discount(config), None
         if samples is None:
             sampled = self._generation.sampled(
-                given.prompt_ids, config.max_new_tokens, config.num_samples, config.seed
+                prompt_ids, config.max_new_tokens, config.num_samples, config.seed
             )
         else:
-            tokenizer, before = unshared(self.tokenizer), given.prompt_ids.tolist()
+            tokenizer, before = unshared(self.tokenizer), prompt_ids.tolist()
             sampled = [
-                answer_tokens(tokenizer, given.request.prompt, before, sample)[0]
+                answer_tokens(tokenizer, request.prompt, before, sample)[0]
                 if isinstance(sample, str)
                 else list(sample)
                 for sample in samples
@@ -390,13 +386,14 @@ class Scorer:
         responses = self._conditions.embedded(sampled, config.gate_token, config.max_new_tokens)
         (diversity,) = diversity_of(
             self.model,
-            given.prompt_ids,
+            prompt_ids,
             responses,
             attention=config.attention,
             structure=config.structure,
         )
-        few = "Fewer than two sampled answers are non-empty: no semantic discount (alpha near 0)."
-        return discount(config, diversity), diversity, [few] if len(responses) < 2 else []
+        if len(responses) < 2:
+            request = request._replace(notes=(*request.notes, FEW_SAMPLES))
+        return request, discount(config, diversity), diversity
 
 
 def score(

@@ -14,7 +14,7 @@ from typing import Any
 from lm_polygraph_asmi.files import writing
 from lm_polygraph_asmi.inputs import LABELS, ROW, meant_field, text_of
 from lm_polygraph_asmi.scoring.provenance import short_hash
-from lm_polygraph_asmi.tables import read_table
+from lm_polygraph_asmi.tables import Row, read_table
 
 COLUMNS = ("key", "prompt", "answer", "correct")
 READ = (*LABELS, "cluster")
@@ -91,7 +91,7 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> dict[s
     if Path(path).suffix.lower() not in (".csv", ".tsv"):
         raise ValueError(f"{path}: expected a sheet of labels, a .csv file")
     texts = {key_of(each): _letters(_texts(each)) for each in records if each.get("digest")}
-    known, shown, labels = dict[str, int](), dict[str, tuple[str, ...]](), {}
+    rows = dict[str, Row]()
     for row in read_table(path, ("key",), strict_text=False):
         place = f"{path}, row {row.number}"
         if row.error is not None:
@@ -106,19 +106,23 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> dict[s
             raise ValueError(
                 f"{place}: {problem} of the scored file: pass the sheet that was written with it"
             )
-        if (first := known.setdefault(key, row.number)) != row.number:
-            raise ValueError(f"{place}: the key is that of row {first}, too: keep one of them")
-        shown[key] = _letters(row.content)
-        labels[key] = {n: row.content[n] for n in READ if row.content.get(n) is not None}
+        if (first := rows.setdefault(key, row)) is not row:
+            raise ValueError(
+                f"{place}: the key is that of row {first.number}, too: keep one of them"
+            )
+    shown = {key: _letters(row.content) for key, row in rows.items()}
     every, elsewhere = {*texts.values()}, {*shown.values()}
     # A key was moved only if its own texts stand beside another key; else texts were changed.
     for key, found in shown.items():
         if found != texts[key] and all(found) and found in every and texts[key] in elsewhere:
             raise ValueError(
-                f"{path}, row {known[key]}: prompt and answer are those of another key: undo what "
-                "moved the keys, or remove both columns if only texts were changed"
+                f"{path}, row {rows[key].number}: prompt and answer are those of another key: undo "
+                "what moved the keys, or remove both columns if only texts were changed"
             )
-    return labels
+    return {
+        key: {n: row.content[n] for n in READ if row.content.get(n) is not None}
+        for key, row in rows.items()
+    }
 
 
 def order_of(sheet: str | Path) -> str | None:

@@ -22,10 +22,9 @@ class Signal(NamedTuple):
     @property
     def settings(self) -> tuple[str, ...]:
         """Names of the settings that it depends on."""
-        names = ASMIConfig.names("masks", "score") if self.masked else UNMASKED_SETTINGS
         if self.masked:
-            return (*names, "layer", "samples")
-        return (*names, *(("depth", "layer", "structure") if self.states else ()))
+            return (*ASMIConfig.names("masks", "score"), "layer", "samples")
+        return UNMASKED_SETTINGS + (("depth", "layer", "structure") if self.states else ())
 
 
 UNMASKED_SETTINGS = ("closing_token", "stop")

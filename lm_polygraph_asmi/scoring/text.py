@@ -14,7 +14,7 @@ from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions, decode
 from lm_polygraph_asmi.inputs import Prompt
 
 CONTEXT = 4
-"""Prompt tokens decoded with the answer: some tokenizers drop a space at the start."""
+"""Prompt tokens that are decoded before an answer: some tokenizers drop a text's first space."""
 
 
 def prompt_tokens(
@@ -112,9 +112,9 @@ def spans(
 def decoded(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> tuple[list[int], str]:
-    """The text of an answer, and before it the tokens of the prompt that were decoded with it.
+    """The prompt's last tokens, with which an answer is decoded, and the answer's text.
 
-    There are none if the answer changes how the prompt's last tokens decode.
+    If the answer changes how these tokens decode, it is decoded alone, and they are left out.
     """
     context = list(prompt_ids[-CONTEXT:])
     before, text = (decode(tokenizer, ids) for ids in (context, [*context, *answer_ids]))

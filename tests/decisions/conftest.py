@@ -14,7 +14,6 @@ from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.output import fields_of, record_of
-from lm_polygraph_asmi.scoring.rows import score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.tables import Row
 from tests.scoring.conftest import PROMPT, chat, model, tokenizer  # noqa: F401 - fixtures
@@ -54,8 +53,9 @@ def scorer(model, chat):  # noqa: F811
 
 
 def lines_of(scorer, rows):
-    rest = fields_of(Score), getattr(scorer, "scorer", scorer).known_fingerprints()
-    found = score_rows(scorer, [Row(number, row) for number, row in enumerate(rows, start=1)])
+    rest = fields_of(Score), scorer.known_fingerprints()
+    given = [Row(number, row) for number, row in enumerate(rows, start=1)]
+    found = zip(given, scorer.score_many(given), strict=True)
     return [json.loads(to_json(record_of(*one, *rest), str)) for one in found]
 
 

@@ -1,13 +1,12 @@
 """Warnings about a prompt and its answer: what would silently give another number is named."""
 
 import pytest
-import torch
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.prompts import rendered
 from lm_polygraph_asmi.inputs import parse_request
 from lm_polygraph_asmi.scoring import advice
-from lm_polygraph_asmi.scoring.advice import border_warning
+from lm_polygraph_asmi.scoring.advice import border_warnings
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens
 from tests.scoring.conftest import PROMPT, templated, user
@@ -82,40 +81,21 @@ def test_text_that_a_template_leaves_out_is_named(tokenizer, template, chat, mis
     assert said.count(" of message ") + said.count(" more:") == len(missing)
 
 
-@pytest.mark.parametrize(
-    ("template", "kind"),
-    [
-        ("{{ strftime_now('%d %b %Y') }}", "clock"),
-        ("{%- if not date is defined %}{% set date = strftime_now('%d') %}{% endif %}", "clock"),
-        ("{% set clock = strftime_now %}{{ clock('%Y') }}", "clock"),
-        ("{% if datetime is defined %}{{ datetime.now() }}{% endif %}", "clock"),
+HEADS = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+AS_TEXT = CALLS.replace("call['function'] | tojson", "call.function.arguments")
+WARNED = {
+    "clock": [
+        ("{{ strftime_now('%d %b %Y') }}", "'strftime_now'"),
+        ("{%- if not date is defined %}{% set date = strftime_now('%d') %}{% endif %}", "now"),
+        ("{% set clock = strftime_now %}{{ clock('%Y') }}", "now"),
+        ("{% if datetime is defined %}{{ datetime.now() }}{% endif %}", "'datetime'"),
+        ("{{ ['Hello.'] | random }}", "'random'"),
         ("Say strftime_now or datetime. ", None),
         ("{# strftime_now() #}{{ 'now() datetime' }}", None),
         ("{% set today = '26 Jul 2024' %}{{ today }}", None),
-        ("{{ ['Hello.'] | random }}", "random"),
         ("{{ 'random' }}{# | random #} at random", None),
     ],
-)
-def test_a_template_that_reads_the_clock_or_uses_chance(tokenizer, template, kind):
-    said = warned(tokenizer, template, user(PROMPT))
-    assert ("clock" in said) == (kind is not None)
-    assert kind != "random" or "'random'" in said["clock"]
-
-
-def test_a_template_that_draws_is_refused(model, tokenizer):
-    drawing = templated(tokenizer, ALL + 3 * "{{ range(99999) | random }} ")
-    scorer = Scorer(model, tokenizer=drawing)
-    for call in (scorer.score, scorer.read):
-        with pytest.raises(ValueError, match="chance"):
-            call(CHAT[-1:], " Brask")
-
-
-HEADS = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    ("template", "header"),
-    [
+    "add_generation_prompt": [
         (ALL, "'<assistant>'"),
         (HEADS, "'assistant:'"),
         ("<s>" + HEADS + "{% if false and add_generation_prompt %}assistant:{% endif %}", "assist"),
@@ -125,28 +105,29 @@ HEADS = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %
         (HEADS.replace("{{ m['role'] }}:", "{% if m.role == 'user' %}Q:{% endif %}"), None),
         ("{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}", None),
     ],
-)
-def test_a_template_that_ignores_add_generation_prompt(tokenizer, template, header):
-    said = warned(tokenizer, template, user(PROMPT)).get("add_generation_prompt")
-    assert (said is None) == (header is None)
-    assert said is None or header in said
+}
+CASES = [(user(PROMPT), kind, *case) for kind, cases in WARNED.items() for case in cases]
+CASES += [
+    (called(arguments), "in quotes", template, word)
+    for arguments, template, word in (
+        ('{"to": "Brask"}', CALLS, "tool_calls[0].function.arguments of message 2"),
+        ('{"to":  "Brask\\n"}', CALLS, "tool_calls[0].function.arguments of message 2"),
+        ({"to": "Brask"}, CALLS, None),
+        ('{"to": "Brask"}', AS_TEXT, None),
+        ("Brask", CALLS, None),  # without quotes of its own
+        ('{"to": "Brask"}', ALL, None),  # left out, which is said
+    )
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "template", "quoted"),
-    [
-        ('{"to": "Brask"}', CALLS, True),
-        ('{"to":  "Brask\\n"}', CALLS, True),
-        ({"to": "Brask"}, CALLS, False),
-        ('{"to": "Brask"}', CALLS.replace("call['function'] | tojson", "call.function.arguments"),
-         False),
-        ('{"to": "Brask"}', ALL, False),  # left out, which is said
-    ],
-)  # fmt: skip
-def test_arguments_that_a_template_quotes(tokenizer, arguments, template, quoted):
-    said = warned(tokenizer, template, called(arguments))
-    assert ("in quotes" in said) == quoted
-    assert not quoted or "tool_calls[0].function.arguments of message 2" in said["in quotes"]
+@pytest.mark.parametrize(("chat", "kind", "template", "word"), CASES)
+def test_what_a_template_makes_of_messages(tokenizer, chat, kind, template, word):
+    said = warned(tokenizer, template, chat).get(kind)
+    assert (said is None) == (word is None)
+    assert said is None or word in said
+
+
+LONG = "The ferry Ondine was built in Brask by Edda Holm. Who built it?"
 
 
 @pytest.mark.parametrize(
@@ -158,6 +139,7 @@ def test_arguments_that_a_template_quotes(tokenizer, arguments, template, quoted
         ("", "Question: Who built it? Answer:", "Answer: Brask", "Answer:"),
         ("", "Who built it?\nA:", " A: Brask", "A:"),
         ("", PROMPT, PROMPT + " Brask", PROMPT),
+        ("", LONG, f"You ask: {LONG} Edda", "contains the end of the prompt"),
         (THINK, CHAT[-1:], "The ferry <think>", None),
         ("", "The blue kites of Brask", " Brask", None),
         ("", "The", " The ferry", None),
@@ -165,9 +147,9 @@ def test_arguments_that_a_template_quotes(tokenizer, arguments, template, quoted
 )
 def test_an_answer_that_repeats_the_end_of_the_prompt(tokenizer, template, prompt, answer, part):
     tokenizer = templated(tokenizer, template)
-    found = advice.repeated_prompt(tokenizer, prompt_tokens(tokenizer, prompt).tolist(), answer)
-    assert (found is None) == (part is None)
-    assert found is None or f"repeats the end of the prompt, {part!r}: pass only" in found
+    before = prompt_tokens(tokenizer, prompt).tolist()
+    found = list(advice.repeated_prompt(tokenizer, before, answer))
+    assert [repr(part)[1:-1] in one for one in found] == [True] * (part is not None)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +166,9 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(tokenizer, template, promp
 )
 def test_the_border_of_prompt_and_answer(tokenizer, prompt, answer, said):
     before = tokenizer(prompt)["input_ids"]
-    found = border_warning(prompt, answer, answer_tokens(tokenizer, prompt, before, answer)[1])
-    assert (found is None) == (said is None)
-    assert said is None or said in found
+    follows = answer_tokens(tokenizer, prompt, before, answer)[1]
+    found = list(border_warnings(prompt, answer, follows))
+    assert [str(said) in one for one in found] == [True] * (said is not None)
 
 
 def test_a_score_carries_them(model, tokenizer):
@@ -195,8 +177,7 @@ def test_a_score_carries_them(model, tokenizer):
     scorer = Scorer(model, tokenizer=templated(tokenizer, template), mask_rate=0.3)
     chat, answer = [CHAT[0], CHAT[-1]], "<think>\n Brask"
     expected = ["the clock or chance", "leaves out or changes the content of message 1", "repeats"]
-    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    for given in (answer, ids, torch.tensor(ids)):
+    for given in (answer, tokenizer(answer, add_special_tokens=False)["input_ids"]):
         found = scorer.score(chat, given)
         assert all(word in said for word, said in zip(expected, found.warnings, strict=True))
         assert scorer.read(chat, given).warnings == found.warnings
@@ -205,7 +186,9 @@ def test_a_score_carries_them(model, tokenizer):
     spaced, bare = (scorer.score("3 + 5 =", text) for text in (" 8", "8"))
     assert spaced.warnings == ()
     assert ["its token differs" in said for said in bare.warnings] == [True]
-    assert float(spaced) != float(bare)
+    drawing = templated(tokenizer, ALL + 3 * "{{ range(99999) | random }} ")
+    with pytest.raises(ValueError, match="chance"):
+        score(model, CHAT[-1:], " Brask", tokenizer=drawing)
 
 
 def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):

@@ -1,9 +1,13 @@
-"""Results in files and tables: what is written, what a killed run goes on with, and what not."""
+"""Results in files and tables: what is written, what a stopped run goes on with, and what not."""
 
 import errno
 import io
 import json
+import random
+from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -14,6 +18,7 @@ import torch
 from lm_polygraph_asmi import Scorer, score_file
 from lm_polygraph_asmi.files import locked, parse_json
 from lm_polygraph_asmi.scoring import BatchScorer, Score, UnmaskedAnswer, output
+from lm_polygraph_asmi.tables import Row
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_rows import MIXED, contents
 
@@ -33,7 +38,7 @@ def write(path, rows):
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scorer(model, tokenizer):
     return Scorer(model, tokenizer=tokenizer, **SETTINGS)
 
@@ -50,80 +55,14 @@ def calls(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_is_written(scorer, tmp_path, suffix):
-    source, out, seen = write(tmp_path / "in.jsonl", ROWS), tmp_path / f"out{suffix}", []
-    assert score_file(scorer, source, out, seen=lambda *found: seen.append(found)) == 0
-    rows = contents(out)
-    for number, (row, given) in enumerate(zip(rows, ROWS, strict=True), start=1):
-        alone = seen[number - 1][1].result
-        assert row.items() >= given.items()
-        assert (row["row"], row["correct"], row["score"]) == (number, None, float(alone))
-        found = Score.from_dict(row)
-        assert found.settings == alone.settings | scorer.fingerprints()
-        assert found.tokens == alone.tokens
-        assert UnmaskedAnswer.of_row(row).signals == alone.signals
-    assert (rows[0]["scored_text"], rows[2]["answer"]) == (" Brask</s>", [7, 8])
-    assert [path.name for path in tmp_path.iterdir() if path.name[:3] == "out"] == [out.name]
-
-
-GIVEN = [{"prompt": f"{PROMPT} {i % 4}", "answer": " Brask", "id": str(i)} for i in range(7)]
-
-
 def lines_of(out):
     """The file that grows, from which a Parquet file is made."""
     return out if out.suffix == ".jsonl" else out.with_name(f"{out.name}.partial")
 
 
-def check_same(found, expected):
-    """All but the time, the labels, and the order of rows that were done again."""
-    for row, other in zip(sorted(found, key=lambda row: row["row"]), expected, strict=True):
-        for name in other.keys() - {"seconds", "correct"}:
-            assert row[name] == other[name], name
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("end", ["\n", "", '\n{"row": 6, "prompt": "Who', '\n{"row": 6'])
-def test_a_stopped_run_resumes(scorer, calls, tmp_path, suffix, end):
-    """Rows that are finished, and labels in them, stay; a last line that was cut is done again."""
-    given = [*GIVEN[:1], {"prompt": None, "id": "1"}, *GIVEN[2:]]
-    source, out = write(tmp_path / "in.jsonl", given), tmp_path / f"out{suffix}"
-
-    def stop(row, _):
-        if row.number == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        score_file(scorer, source, out, seen=stop)
-    rows = contents(lines_of(out).rename(tmp_path / "found.jsonl"))
-    assert [row["row"] for row in rows] == [1, 2, 3, 4, 5]
-    labelled = [json.dumps(row | {"correct": row["row"] % 2 == 1, "mine": "x"}) for row in rows]
-    lines_of(out).write_text("\n".join(labelled) + end)
-    calls.clear()
-    assert score_file(scorer, source, out) == 1
-    assert calls == [row["prompt"] for row in given[5:]]  # the other fails before
-    rows = contents(out)
-    assert [row["row"] for row in rows] == [1, 3, 4, 5, 2, 6, 7]
-    assert [row["correct"] for row in rows] == [True, True, False, True, None, None, None]
-    assert [row.get("mine") for row in rows] == ["x"] * 4 + [None] * 3
-    assert "prompt" in rows[4]["error"]
-    calls.clear()
-    assert score_file(scorer, write(source, GIVEN), out) == 0  # what failed is tried again
-    assert (calls, contents(out)[0]["correct"]) == ([GIVEN[1]["prompt"]], True)
-    score_file(scorer, source, tmp_path / f"whole{suffix}")
-    check_same(contents(out), contents(tmp_path / f"whole{suffix}"))
-    calls.clear()
-    before = contents(out)
-    assert score_file(scorer, write(source, [*GIVEN, *GIVEN[:1]]), out) == 0
-    assert (calls, contents(out)[:7]) == ([GIVEN[0]["prompt"]], before)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("room", [0, 9, 10_000])
-def test_a_full_disk(scorer, tmp_path, monkeypatch, suffix, room):
-    """It takes a part of a line, then no more: whole rows remain, and the message names them."""
-    source, out = write(tmp_path / "in.jsonl", GIVEN), tmp_path / f"out{suffix}"
-    left, opened = [room], type(out).open
+def full_disk(patch, room, opened=Path.open):
+    """It takes so many bytes of lines, a part of one perhaps, then no more."""
+    left = [room]
 
     class Full(io.FileIO):
         def write(self, line):
@@ -135,66 +74,111 @@ def test_a_full_disk(scorer, tmp_path, monkeypatch, suffix, room):
     def full(path, mode="r", *args, **options):
         return Full(path, mode) if mode == "ab" else opened(path, mode, *args, **options)
 
-    monkeypatch.setattr(type(out), "open", full)
-    with pytest.raises(OSError, match=f"no space left.*{lines_of(out)}"):
-        score_file(scorer, source, out)
-    monkeypatch.undo()
-    finished = lines_of(out).read_text().splitlines(keepends=True)
-    assert all(line.endswith("\n") and parse_json(line) for line in finished)
-    assert 0 < len(finished) < len(GIVEN) if room > 9 else not finished
-    assert score_file(scorer, source, out) == 0
-    score_file(scorer, source, tmp_path / f"whole{suffix}")
-    check_same(contents(out), contents(tmp_path / f"whole{suffix}"))
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"in.jsonl", out.name, f"whole{suffix}"}
+    patch.setattr(Path, "open", full)
 
 
-def test_a_disk_that_is_full_at_the_end(scorer, calls, tmp_path, monkeypatch):
-    """The same command goes on, and scores nothing again."""
-    source, out = write(tmp_path / "in.jsonl", GIVEN), tmp_path / "o.parquet"
-    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    with monkeypatch.context() as patch:
-        patch.setattr(output, "write_parquet", full)
-        with pytest.raises(OSError, match=f"no space left.*{lines_of(out)}"):
-            score_file(scorer, source, out)
-    assert score_file(scorer, source, out) == 0
-    assert len(calls) == len(GIVEN)
+def stopped(draw, scorer, source, out):
+    """A call that is killed, or finds a full disk at some moment; what it says of the disk."""
+    last = draw.randint(1, 4)
+
+    def killed(row, _):
+        if row.number >= last:
+            raise KeyboardInterrupt
+
+    how, no_room = draw.choice(["killed", "full", "full at the end"]), OSError(errno.ENOSPC, "Full")
+    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+        if how == "full":
+            full_disk(patch, draw.choice([0, 9, draw.randint(1, 15_000)]))
+        if how == "full at the end":
+            patch.setattr(output, "write_parquet", Mock(side_effect=no_room))
+        try:
+            score_file(scorer, source, out, seen=killed if how == "killed" else None)
+        except OSError as error:
+            return str(error)
+    return None
+
+
+def check_row(scorer, row, given, label):
+    """A written row is the input's, with a label and the score of its prompt and answer alone."""
+    assert row.items() >= (given | {"correct": label}).items()
+    if given["prompt"] is None:
+        assert "prompt" in row["error"]
+        return
+    found, alone = Score.from_dict(row), scorer.score(given["prompt"], given.get("answer"))
+    known = alone.settings | scorer.fingerprints()
+    assert replace(found, seconds=0) == replace(alone, seconds=0, settings=known)
+    assert UnmaskedAnswer.of_row(row).signals == alone.signals
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_stops_a_run_the_same_call_goes_on(scorer, calls, tmp_path, suffix, seed):
+    """Rows that are finished stay, with labels of a person, and are not scored again."""
+    draw, source, out = random.Random(seed), tmp_path / "in.jsonl", tmp_path / f"out{suffix}"
+    given = [*ROWS, *({"prompt": f"{PROMPT} {n}", "answer": " Brask"} for n in range(3))]
+    for at in draw.sample(range(6), 2):
+        given[at] = given[at] | {"prompt": None}
+    finished, labels = list[int](), {}
+    for _ in range(3):
+        calls.clear()
+        said = stopped(draw, scorer, write(source, given), out)
+        assert said is None or str(lines_of(out)) in said  # where the rows are
+        lines = lines_of(out) if lines_of(out).exists() else write(lines_of(out), contents(out))
+        rows = [parse_json(line) for line in lines.read_text().splitlines()]  # each is whole
+        good = [row for row in rows if row.get("error") is None]
+        waiting = [n for n, row in enumerate(given, 1) if row["prompt"] and n not in finished]
+        assert [row["row"] for row in good] == (finished + waiting)[: len(good)]
+        assert calls == [given[n - 1]["prompt"] for n in waiting][: len(calls)]
+        assert len(finished) <= len(good) <= len(finished) + len(calls) <= len(good) + 1
+        finished = [row["row"] for row in good]
+        for row in good:
+            row["correct"] = labels[row["row"]] = draw.random() < 0.5
+        text = write(lines, rows).read_text()
+        lines.write_text(
+            draw.choice([text, text[:-1], text + '{"row": 6, "pro', text + '{"row": 6'])
+        )
+        if draw.random() < 0.5:  # what failed is corrected
+            given = [row if row["prompt"] else row | {"prompt": "Who?"} for row in given]
+    failed = [row for row in given if not row["prompt"]]
+    assert score_file(scorer, write(source, given), out) == len(failed)
+    rows = contents(out)
+    assert [row["row"] for row in rows][: len(finished)] == finished
+    assert sorted(row["row"] for row in rows) == [1, 2, 3, 4, 5, 6]
+    for row in rows:
+        check_row(scorer, row, given[row["row"] - 1], labels.get(row["row"]))
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", out.name}
-    assert len(contents(out)) == len(GIVEN)
+
+
+def rows_of(*contents):
+    return [Row(number, content) for number, content in enumerate(contents, start=1)]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path, suffix):
     source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / f"out{suffix}"
     score_file(scorer, source, out)
-    before = out.read_bytes()
-    other = Scorer(model, tokenizer=tokenizer, depth=0.9, stop="?", **SETTINGS)
-    with pytest.raises(ValueError, match=r"depth 0.6 there, 0.9 here; stop"):
-        score_file(other, source, out)
-    moved = deepcopy(model)
+    before, moved = out.read_bytes(), deepcopy(model)
     with torch.no_grad():
         moved.lm_head.weight[5] += 1
-    with pytest.raises(ValueError, match="weights"):
-        score_file(Scorer(moved, tokenizer=tokenizer, **SETTINGS), source, out)
-    sdpa = Scorer(model, tokenizer=tokenizer, attention="sdpa", **SETTINGS)
-    with pytest.raises(ValueError, match=r"attention_in_use 'eager' there, 'sdpa' here"):
-        score_file(sdpa, source, out)
+    for other, settings, word in (
+        (model, {"depth": 0.9, "stop": "?"}, "depth 0.6 there, 0.9 here; stop"),
+        (moved, {}, "weights"),
+        (model, {"attention": "sdpa"}, "attention_in_use 'eager' there, 'sdpa' here"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            score_file(Scorer(other, tokenizer=tokenizer, **SETTINGS, **settings), source, out)
     for changed in ({"prompt": "Who?"}, {"prompt": None}, {"answer": " 1931"}):
-        write(source, [ROWS[0] | changed, *ROWS[1:]])
-        with pytest.raises(ValueError, match="row 1 has another prompt or answer than in"):
-            score_file(scorer, source, out)
-    write(source, ROWS)
-    busy = rf"out\{suffix} is being written by another program"
-    with locked(out), pytest.raises(ValueError, match=busy):
+        with pytest.raises(ValueError, match="row 1 has another prompt or answer"):
+            score_file(scorer, rows_of(ROWS[0] | changed, *ROWS[1:]), out)
+    with locked(out), pytest.raises(ValueError, match="being written by another"):
         score_file(scorer, source, out)
-    clashing = write(tmp_path / "c.jsonl", [ROWS[0] | {"score": 77, "row": 1, "tokens": "mine"}])
-    with pytest.raises(ValueError, match=r"expected no fields \['row', 'score', 'tokens'\]"):
-        score_file(scorer, clashing, tmp_path / "new.jsonl")
+    with pytest.raises(ValueError, match=r"\['row', 'score', 'tokens'\]"):
+        score_file(scorer, rows_of(ROWS[0] | {"score": 7, "row": 1, "tokens": "x"}), out)
     for name in ("new.csv", "new.tsv", "new.txt", "new.json", "new", "new.xlsx"):
         with pytest.raises(ValueError, match=r"\.jsonl or \.parquet.*--sheet"):
             score_file(scorer, source, tmp_path / name)
     assert out.read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "c.jsonl", out.name}
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", out.name}
     for text in ("my notes\n", '{"prompt": "Who?"}\n', "[1]\n"):  # no rows of ours
         lines_of(out).write_text(text)
         with pytest.raises(ValueError, match=rf"{lines_of(out)}, line 1"):
@@ -208,8 +192,7 @@ def test_what_json_lacks_is_not_written(scorer, tmp_path):
     (tmp_path / "in.jsonl").write_text(row)
     score_file(scorer, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     text = (tmp_path / "out.jsonl").read_text()
-    assert '"x": -0.0' in text
-    assert parse_json(text)["y"] == 123456789012345678901234567890
+    assert '"x": -0.0, "y": 123456789012345678901234567890' in text
     table = pd.DataFrame({"prompt": ["Who?", None], "answer": [" a", None], "x": [np.nan, 1.0]})
     table.to_parquet(tmp_path / "in.parquet")
     for suffix in SUFFIXES:
@@ -230,5 +213,5 @@ def test_batches_of_a_data_engine(tiny):
     assert (score_table(table[2:]).dtypes == found.dtypes).all()
     arrays = {"prompt": [PROMPT] * 2, "answer": [np.array([7]), [8, 9]], "samples": [pd.NA, None]}
     assert score_table(arrays)["error"].isna().all()
-    with pytest.raises(ValueError, match=r"columns \[.*'score'.*\] would be overwritten"):
+    with pytest.raises(ValueError, match=r"'score'.*rename"):
         score_table(found)

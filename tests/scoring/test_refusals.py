@@ -142,7 +142,7 @@ def test_a_tokenizer_of_another_vocabulary(tokenizer):
     model = whitebox().model
     model.config.bos_token_id, model.config.eos_token_id = 70, [71, 72]
     model.generation_config.eos_token_id = 73
-    with pytest.raises(ValueError, match=r"\[70, 71, 72, 73\], which .* are ordinary in it"):
+    with pytest.raises(ValueError, match=r"\[70, 71, 72, 73\].*ordinary"):
         Scorer(model, tokenizer=tokenizer)
     model.generation_config.eos_token_id = tokenizer.eos_token_id  # one that is its own
     assert Scorer(model, tokenizer=tokenizer)
@@ -156,14 +156,15 @@ def test_a_tokenizer_of_other_words_with_the_same_size_and_ends(tiny, tmp_path):
     file = tmp_path / "tokenizer.json"
     saved = json.loads(file.read_text())
     ids = saved["model"]["vocab"]
-    ordinary = [token for token, number in ids.items() if number > 2]
-    moved = zip(ordinary, [ids[token] for token in ordinary[::-1]], strict=True)
-    foreign = {token if number <= 2 else f"{token}~": number for token, number in ids.items()}
-    for words in (foreign, ids | dict(moved)):
+    last = max(ids.values()) + 3
+    for words in (
+        {token if number <= 2 else f"{token}~": number for token, number in ids.items()},
+        {token: number if number <= 2 else last - number for token, number in ids.items()},
+    ):
         saved["model"] |= {"vocab": words, "merges": []}
         file.write_text(json.dumps(saved))
         other = AutoTokenizer.from_pretrained(tmp_path)
-        with pytest.raises(ValueError, match=r"3\d\d tokens of the one saved in .* have other ids"):
+        with pytest.raises(ValueError, match=r"3\d\d tokens of the one saved in"):
             Scorer(model, tokenizer=other)
     model.config.name_or_path = "nobody/none"  # nothing to compare with
     assert Scorer(model, tokenizer=other)

@@ -26,32 +26,19 @@ def contents(path):
     return [row.content for row in read_rows(path)]
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_ends_of_lines(tmp_path, end, mark):
-    """Others are line breaks to Python, not to JSON lines."""
-    prompts = ["Who?", "a\u2028b", "c\x85d", "e\u2029"]
-    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
-    (tmp_path / "rows.ndjson").write_bytes((mark + end.join([*lines, "{", ""])).encode())
-    *rows, last = read_rows(tmp_path / "rows.ndjson")
-    assert [row.content["prompt"] for row in rows] == prompts
-    assert (last.number, last.content) == (len(lines) + 1, {"line": "{"})
+def test_a_text_is_a_prompt(tmp_path, end, mark):
     text = f"{mark}Passage{end}{end}Who?{end}{end}"
     (tmp_path / "prompt.txt").write_bytes(text.encode())
     assert list(read_rows(tmp_path / "prompt.txt")) == [Row(1, {"prompt": "Passage\n\nWho?\n"})]
 
 
-def test_cells_are_texts(tmp_path):
-    """Whatever they look like; a chat in one is refused, as in any text."""
-    cells = {"prompt": "1931", "answer": " 007", "id": "1e3", "note": "[1]", "samples": ""}
-    pd.DataFrame([cells]).to_csv(tmp_path / "in.csv", index=False)
-    (row,) = map(checked, read_rows(tmp_path / "in.csv"))
-    assert row == Row(1, cells | {"samples": None})
-    for chat in (json.dumps(MESSAGES), str(MESSAGES)):  # as pandas writes a list
-        pd.DataFrame([{"prompt": chat}, cells]).to_csv(tmp_path / "in.csv", index=False)
-        first, second = map(checked, read_rows(tmp_path / "in.csv"))
-        assert "list of messages" in first.error
-        assert second.error is None
+def test_what_no_model_can_score_is_known_before(tmp_path):
+    pd.DataFrame([{"prompt": str(MESSAGES)}, {"prompt": "1931"}]).to_csv(tmp_path / "in.csv")
+    first, second = map(checked, read_rows(tmp_path / "in.csv"))
+    assert "list of messages" in first.error
+    assert (second.error, second.content["prompt"]) == (None, "1931")
 
 
 MISNAMED = {

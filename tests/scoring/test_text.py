@@ -10,6 +10,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.stopping import decode
 from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens, spans
+from tests import tiny_lm
 from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
 from tests.scripted import space_tokenizer
 
@@ -32,25 +33,33 @@ def check_cover(text, places):
     assert "".join(text[start:end] for start, end in places) == text
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
+def bytes_of(tokenizer, token):
+    piece = tokenizer.convert_ids_to_tokens(token)
+    if token in tokenizer.all_special_ids:
+        return piece.encode()
+    if tokenizer is not SENTENCEPIECE:  # a character of byte-level BPE stands for a byte
+        return bytes(BYTES[letter] for letter in piece)
+    return bytes([int(piece[3:5], 16)]) if piece[:3] == "<0x" else piece.replace("▁", " ").encode()
+
+
 @pytest.mark.parametrize("prompt", [PROMPT, "", "<s>", PROMPT + "\n", "né 🪁"])
-def test_offsets_of_bytes(tokenizer, prompt, answer):
-    """Tokenised together, as a benchmark's prompt and answer are."""
+@pytest.mark.parametrize("tokenizer", [tiny_lm.tokenizer(), SENTENCEPIECE], ids=["bytes", "spaces"])
+def test_a_token_ends_where_its_bytes_do(tokenizer, prompt):
+    """Of prompt and answer that are tokenised together, as a benchmark's are."""
     before = prompt_tokens(tokenizer, prompt).tolist()
-    ids, follows = answer_tokens(tokenizer, prompt, before, answer)
-    assert follows
-    assert before + ids == tokenizer(prompt + answer)["input_ids"]
-    text, places = spans(tokenizer, before, ids)
-    assert text == answer
-    check_cover(text, places)
-    # A character of byte-level BPE stands for a byte: a token ends where its bytes do.
-    special, done = tokenizer.all_special_ids, b""
-    for token, (_, end) in zip(ids, places, strict=True):
-        if "\ufffd" in answer:
-            continue  # like bytes that are not complete: it goes with what follows
-        piece = tokenizer.convert_ids_to_tokens(token)
-        done += piece.encode() if token in special else bytes(BYTES[c] for c in piece)
-        assert end == len(done.decode(errors="ignore"))
+    for answer in ANSWERS:
+        ids, follows = answer_tokens(tokenizer, prompt, before, answer)
+        assert (follows, before + ids) == (True, tokenizer(prompt + answer)["input_ids"])
+        text, places = spans(tokenizer, before, ids)
+        check_cover(text, places)
+        if tokenizer is SENTENCEPIECE and not prompt:  # a text's first space is the tokenizer's
+            text, answer = text.removeprefix(" "), answer.removeprefix(" ")
+        assert text == answer
+        if "\ufffd" in answer or not prompt:
+            continue  # like bytes that are not complete, it goes with what follows
+        spelled = [bytes_of(tokenizer, token) for token in ids]
+        begun = (b"".join(spelled[: n + 1]).decode(errors="ignore") for n in range(len(ids)))
+        assert [end for _, end in places] == list(map(len, begun))
 
 
 def test_offsets_of_any_token_ids(tokenizer):
@@ -60,33 +69,12 @@ def test_offsets_of_any_token_ids(tokenizer):
         ids = torch.randint(0, len(tokenizer), (12,), generator=generator).tolist()
         text, places = spans(tokenizer, [1, 5], ids)
         check_cover(text, places)
-        assert len(places) == len(ids)
-        assert text == tokenizer.decode(ids)
-
-
-def test_a_character_belongs_to_the_last_of_its_tokens(tokenizer):
-    ids = tokenizer("x🪁", add_special_tokens=False)["input_ids"]
-    assert len(ids) == 5
-    assert spans(tokenizer, [1], ids) == ("x🪁", [(0, 1), (1, 1), (1, 1), (1, 1), (1, 2)])
-    assert spans(tokenizer, [1], ids[:4]) == ("x\ufffd", [(0, 1), (1, 1), (1, 1), (1, 2)])
-    # It may begin in the prompt.
-    text, places = spans(tokenizer, [1, *ids[:3]], [*ids[3:], 6])
+        assert (len(places), text) == (len(ids), tokenizer.decode(ids))
+    kite = tokenizer("🪁", add_special_tokens=False)["input_ids"]
+    assert spans(tokenizer, [1], kite[:3]) == ("\ufffd", [(0, 0), (0, 0), (0, 1)])
+    text, places = spans(tokenizer, [1, *kite[:2]], [*kite[2:], 6])  # it begins in the prompt
     check_cover(text, places)
-    assert text == tokenizer.decode([*ids[3:], 6])
-
-
-@pytest.mark.parametrize("answer", ["Brask", " Brask in 1931", " The ferry", " 🪁 in Čapek</s>"])
-def test_a_decoder_that_drops_a_first_space(answer):
-    assert decode(SENTENCEPIECE, SENTENCEPIECE.convert_tokens_to_ids(["▁in"])) == "in"
-    before = prompt_tokens(SENTENCEPIECE, PROMPT).tolist()
-    ids, _ = answer_tokens(SENTENCEPIECE, PROMPT, before, answer)
-    assert [*before, *ids] == SENTENCEPIECE(PROMPT + answer)["input_ids"]
-    text, places = spans(SENTENCEPIECE, before, ids)
-    assert text == answer
-    check_cover(text, places)
-    for token, (start, end) in zip(ids, places, strict=True):
-        said = SENTENCEPIECE.convert_ids_to_tokens(token)
-        assert said.startswith("<0x") or said.replace("▁", " ") == text[start:end]
+    assert text == tokenizer.decode([*kite[2:], 6])
 
 
 def test_broken_bytes_spoil_only_themselves():
@@ -115,15 +103,10 @@ def test_a_merge_over_the_border_is_not_made(model, tokenizer):
     prompt, answer = "Where do the blue ki", "tes start?"
     before = tokenizer(prompt)["input_ids"]
     assert tokenizer(prompt + answer)["input_ids"][: len(before)] != before
-    ids, follows = answer_tokens(tokenizer, prompt, before, answer)
-    assert not follows
-    assert ids == tokenizer(answer, add_special_tokens=False)["input_ids"]
     found = score(model, prompt, answer, tokenizer=tokenizer)
-    assert found.scored_text == answer + "</s>"
-    assert [token.id for token in found.tokens] == [*ids, 2]
+    assert list(found.ids) == [*tokenizer(answer, add_special_tokens=False)["input_ids"], 2]
     (warning,) = found.warnings
-    assert "would merge the end of the prompt and the start of the answer" in warning
-    assert "end the prompt where a word ends" in warning
+    assert "would merge the end of the prompt" in warning
 
 
 def test_chat(model, chat):
@@ -135,7 +118,6 @@ def test_chat(model, chat):
     as_text._tokenizer.post_processor = None  # the text below has its BOS
     assert float(found) == float(score(model, written, " Brask", tokenizer=as_text))
     assert (found.prompt, found.scored_text, found.warnings) == (MESSAGES, " Brask</s>", ())
-    assert len(score(model, MESSAGES, tokenizer=chat, max_new_tokens=3).tokens) == 3
     # The assistant's last message is the answer.
     answered = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": " Brask"}]}]
     last = score(model, answered, tokenizer=chat)
@@ -144,8 +126,6 @@ def test_chat(model, chat):
 
 
 def test_prompts_of_special_tokens_and_none(model, tokenizer):
-    found = score(model, "<s></s>", " Brask", tokenizer=tokenizer)
-    assert prompt_tokens(tokenizer, "<s></s>").tolist() == [1, 1, 2]
-    assert found.scored_text == " Brask</s>"
-    assert prompt_tokens(tokenizer, "").tolist() == [1]
-    assert len(score(model, "", tokenizer=tokenizer, max_new_tokens=2).tokens) == 2
+    for prompt, ids in (("<s></s>", [1, 1, 2]), ("", [1])):
+        assert prompt_tokens(tokenizer, prompt).tolist() == ids
+        assert score(model, prompt, " Brask", tokenizer=tokenizer).scored_text == " Brask</s>"

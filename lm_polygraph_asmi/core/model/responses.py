@@ -13,7 +13,7 @@ from lm_polygraph_asmi.core.model.check import LONGER
 from lm_polygraph_asmi.core.model.devices import execution_device, lowest_precision
 from lm_polygraph_asmi.core.model.forwards import replaced_forwards, with_cache
 from lm_polygraph_asmi.core.model.masked import MaskedModel
-from lm_polygraph_asmi.core.model.passes import returning, validate_tokens
+from lm_polygraph_asmi.core.model.passes import returning, states_name, validate_tokens
 from lm_polygraph_asmi.core.model.state import has_foreign_code
 
 
@@ -94,7 +94,11 @@ def _states_entering(
     entering: list[Tensor] = []
     base, device = f.base, execution_device(f.model.get_input_embeddings())
     caching = {} if cache is None else with_cache(base, cache)
-    skipped = (returning(layers[i], returns[i], entering) for i in range(layer, len(layers)))
+
+    def keep(given: dict[str, Any]) -> None:
+        entering.append(given[states_name(layers[layer])])
+
+    skipped = [returning(layers[i], returns[i], act=keep) for i in range(layer, len(layers))]
     with replaced_forwards(*skipped):
         base(input_ids=input_ids.to(device), use_cache=cache is not None, **caching)
     return entering[0]

@@ -16,10 +16,16 @@ from lm_polygraph_asmi.core.model import (
 )
 from lm_polygraph_asmi.core.statistics import masked_layer
 from lm_polygraph_asmi.host.model import maskable_model
-from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
-from tests.families import tiny_model
-from tests.registry import tiny_class
-from tests.subnetworks import subnetwork_log_probs
+from tests.families import (
+    FAMILIES,
+    apart,
+    full_passes,
+    masks,
+    sequence,
+    subnetwork_log_probs,
+    tiny_class,
+    tiny_model,
+)
 from tests.tiny_lm import tokenizer, whitebox
 
 IDS, PROMPT = sequence(17), 11

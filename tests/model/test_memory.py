@@ -16,11 +16,9 @@ from lm_polygraph_asmi.core.model import (
     subnetworks,
 )
 from lm_polygraph_asmi.core.model.memory import CPU_BUDGET, batch_bytes, default_budget
-from tests.decoders import sequence
-from tests.families import tiny_model
+from tests.families import sequence, subnetwork_log_probs, tiny_model
 from tests.peak_memory import PeakMemory
 from tests.rounding import allowed
-from tests.subnetworks import subnetwork_log_probs
 
 IDS, PROMPT = sequence(17), 11
 DRAWN = torch.tensor([[1.0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1]])

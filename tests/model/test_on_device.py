@@ -20,11 +20,21 @@ from lm_polygraph_asmi.core.model import structure_of
 from lm_polygraph_asmi.core.model.check import limit, trusted, variation
 from lm_polygraph_asmi.core.model.devices import execution_device
 from lm_polygraph_asmi.core.model.readout import wide_product
-from tests.decoders import DECODERS, FAMILIES, apart, full_passes, masks, sequence, unchecked
-from tests.families import VOCABULARY, tiny_model
+from tests.families import (
+    DECODERS,
+    FAMILIES,
+    VOCABULARY,
+    apart,
+    full_passes,
+    masks,
+    of_model,
+    sequence,
+    subnetwork_log_probs,
+    tiny_model,
+    unchecked,
+)
 from tests.model.test_device_map import NAMES, PARTS, in_one_piece, on_disk, scores, state
 from tests.rounding import allowed
-from tests.subnetworks import of_model, subnetwork_log_probs
 
 IDS, PROMPT = sequence(17), 11
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -86,7 +96,7 @@ def test_masked_passes_equal_full_passes(name, attention, dtype, scope, device):
         # The test could not fail if masking changed nothing.
         assert apart(slow, slow[:1].expand_as(slow)) > (1e-3 if exact else 2 * limit(dtype))
     way = of_model(trusted, model, decoder.layer, scope).names[0]
-    assert way == structure_of(model).passes[scope] or "shared keys" in name
+    assert way == structure_of(model).passes[scope]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3-mixed", "gpt2"])

@@ -8,10 +8,8 @@ import torch
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.model import masked_model, run_subnetworks, run_unmasked
-from tests.decoders import FAMILIES, full_passes, masks, sequence
-from tests.families import tiny_model
+from tests.families import FAMILIES, full_passes, masks, sequence, subnetwork_log_probs, tiny_model
 from tests.rounding import allowed
-from tests.subnetworks import subnetwork_log_probs
 
 IDS, PROMPT = sequence(17), 11
 

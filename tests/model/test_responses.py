@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lm_polygraph_asmi.core.model import masked_model, response_embeddings, responses
-from tests.decoders import DECODERS, FAMILIES, Decoder, sequence
-from tests.families import tiny_model
+from tests.families import DECODERS, FAMILIES, Decoder, sequence, tiny_model
 
 
 def separate(decoder: Decoder, model: nn.Module, prompt: Tensor, answers: list) -> Tensor:

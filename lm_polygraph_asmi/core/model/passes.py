@@ -49,7 +49,7 @@ class UnmaskedPass:
     scope: str
     final_hidden: Float[Tensor, "T D"]  # after the final norm, where the response is predicted
     entering: dict[int, Tensor]  # each target layer; (1, N, D), in some models with another axis
-    after: dict[int, Float[Tensor, "T D"]]  # each target layer; the last one's after the norm
+    after: dict[int, Float[Tensor, "T _"]]  # each target layer; the last one's after the norm
     # What layers below a target hand to layers above, besides states:
     shared: dict[int, dict[str, KeysAndValues]] = field(default_factory=dict)
     beside: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # the rest of their outputs

@@ -3,7 +3,6 @@
 The fastest passes that the self-check trusts are used. Where they fail, the next slower ones are.
 """
 
-import logging
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from lm_polygraph_asmi.core.model.check import (
     check_unmasked,
     self_check,
     trusted,
+    warn_slower,
 )
 from lm_polygraph_asmi.core.model.masked import MaskedModel
 from lm_polygraph_asmi.core.model.memory import batch_bytes, default_budget, in_chunks
@@ -27,8 +27,6 @@ from lm_polygraph_asmi.core.model.passes import (
     packed,
     rows_after_prompt,
 )
-
-log = logging.getLogger("lm_polygraph")
 
 PACKED_POSITIONS = {"cpu": 256, "gpu": 4096}
 """Most response positions in one packed sequence. Each is compared with all others, so longer ones
@@ -101,6 +99,10 @@ def run_subnetworks(
     check_unmasked(f, unmasked)
     budget = memory_budget or default_budget(unmasked.final_hidden.device)
     use = trusted(f, layer, unmasked.scope)
+    if use.cause and len(masked):
+        fastest = next(iter(PASSES[unmasked.scope]))
+        warn_slower(f, unmasked, layer, len(masked), use.cause, fastest)
+        use.cause = None
     # Until the passes of one kind are right; full passes, the last, always are.
     while len(masked):
         way = PASSES[unmasked.scope][use.names[0]]
@@ -121,8 +123,6 @@ def run_subnetworks(
         if wrong is None:
             break
         failed = use.give_up()
-        log.warning(
-            "%s: %r failed the self-check (scope %s): %s. Using %r, which is slower",
-            type(f.model).__name__, failed, unmasked.scope, wrong, use.names[0],
-        )  # fmt: skip
+        cause = f"{failed!r} failed the self-check (scope {unmasked.scope}): {wrong}"
+        warn_slower(f, unmasked, layer, len(masked), cause, failed)
     return Subnetworks(hidden, counts.float(), index)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.maths import sample_head_masks
 from lm_polygraph_asmi.core.model import (
     keeps_cache,
@@ -202,6 +203,8 @@ def shrunk(config: type[PretrainedConfig], own: Mapping[str, Any]) -> Pretrained
 RUNS_FROM = {
     "GPTJForCausalLM": "5.2",  # before, it makes its own mask of a packed one: passes by rows
     "Lfm2ForCausalLM": "5.8",
+    # Before, layers share keys and values in another way.
+    **dict.fromkeys(("Gemma3nForCausalLM", "Gemma4ForCausalLM", "HYV4ForCausalLM"), "5.23"),
     **dict.fromkeys(("DbrxForCausalLM", "JambaForCausalLM", "ZambaForCausalLM"), "5.18"),
 }
 """Releases of transformers in which tiny classes run here, and as listed, where not in all."""
@@ -363,6 +366,9 @@ KINDS = {
 DECODERS = FAMILIES | KINDS
 
 
+both_scopes = pytest.mark.parametrize("scope", SCOPES)
+
+
 @cache
 def masks(number: int = 4) -> Tensor:
     return sample_head_masks(number, 4, 0.4, torch.Generator().manual_seed(2))
@@ -370,6 +376,9 @@ def masks(number: int = 4) -> Tensor:
 
 def sequence(length: int, seed: int = 7) -> Tensor:
     return torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+IDS, PROMPT = sequence(17), 11
 
 
 def full_passes(

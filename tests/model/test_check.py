@@ -27,17 +27,17 @@ from lm_polygraph_asmi.core.model.check import FULL, PASSES, limit, passes_in_us
 from tests.families import (
     FAMILIES,
     MIXED_LAYERS,
+    PROMPT,
     apart,
+    both_scopes,
     full_passes,
     masks,
     of_model,
     sequence,
     subnetwork_log_probs,
+    tiny_class,
     tiny_model,
 )
-
-PROMPT = 11
-both_scopes = pytest.mark.parametrize("scope", SCOPES)
 
 
 @pytest.fixture
@@ -335,13 +335,23 @@ def blind_attention(_module, query, key, value, mask, scaling=None, **_):
     return attend(query, key, value, scale=scaling).transpose(1, 2), None
 
 
+def test_a_class_without_faster_passes_is_scored_and_told_of_once(caplog):
+    model = tiny_class("OpenAIGPTLMHeadModel")
+    for layer in (1, 1, 2):
+        score(model, layer=layer)
+    (told,) = caplog.messages
+    assert "no faster pass is right for its class" in told
+    assert "1.3 times the work" in told  # layer 1 of 4
+
+
 @both_scopes
-def test_attention_that_takes_no_mask(scope):
+def test_attention_that_takes_no_mask(scope, caplog):
     transformers.AttentionInterface.register("blind", blind_attention)
     model = tiny_model("llama")
     found = score(model, scope=scope, attention="blind")
     used = of_model(passes_in_use, model, scope, attention="blind")
     assert used == ["suffix" if scope == "all" else FULL]
+    assert ("takes no mask" in caplog.text) == (scope == "response")
     assert of_model(passes_in_use, model, scope) == []  # with another attention nothing was scored
     torch.testing.assert_close(found, score(model, scope=scope, attention="eager"))
 

@@ -7,9 +7,16 @@ from torch import nn
 from lm_polygraph_asmi.core.identity import model_key
 from lm_polygraph_asmi.core.model import check, masked_model, model_state, plain_model
 from lm_polygraph_asmi.core.model.readout import readout, unembedding
-from tests.families import masks, of_model, sequence, subnetwork_log_probs, tiny_class, tiny_model
+from tests.families import (
+    IDS,
+    PROMPT,
+    masks,
+    of_model,
+    subnetwork_log_probs,
+    tiny_class,
+    tiny_model,
+)
 
-IDS, PROMPT = sequence(17), 11
 in_32_and_16_bits = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 

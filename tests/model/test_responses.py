@@ -44,7 +44,9 @@ def test_embeddings_equal_separate_passes(name):
 
 
 @pytest.mark.parametrize("first", [5, 9])
-def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(monkeypatch, first):
+def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(
+    monkeypatch, caplog, first
+):
     """At once, or for a longer prompt than the first; nor later, for the same."""
     model, after_one_prompt = tiny_model("llama"), responses._after_one_prompt
 
@@ -58,6 +60,7 @@ def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(monkey
             found = response_embeddings(f, ids, answers)
         expected = separate(FAMILIES["llama"], model, ids, answers)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert caplog.text.count("times the work") == 1
 
 
 def test_a_single_layer_has_no_embeddings():

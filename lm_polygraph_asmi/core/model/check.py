@@ -1,8 +1,9 @@
-"""The self-check: two masked passes against full passes, before a score is trusted.
+"""The self-check: masked passes are compared with full passes before a score is trusted.
 
-It is made for the first answer of a model, layer, scope and attention implementation, and again
-when a prompt, or the answers in one pass, are more than twice as long as those compared. A pass
-that fails is not used again: the next slower one is. Full passes, the slowest, are the truth.
+Two masks of the first answer are compared, for each model, layer, scope and attention
+implementation. They are compared again when a prompt, or the answers in one pass, are more than
+twice as long. A pass that differs is not used again; the next slower one is, and a warning says why
+and how much more it computes. Full passes are the slowest and the truth.
 """
 
 import logging

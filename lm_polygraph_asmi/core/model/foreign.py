@@ -24,27 +24,26 @@ TIMES = 64
 
 def depends_on_place(f: MaskedModel) -> list[str]:
     """Paths of modules with code of others that does not act on each position and row alike."""
-    if "depends on place" not in f.found:
-        f.found["depends on place"] = _found(f)
-    paths: list[str] = f.found["depends on place"]
+    key, inside = "depends on place", f"{f.structure.base_model}."
+    if key not in f.found:
+        modules = {
+            path: f.model.get_submodule(path)
+            for path in foreign_modules(f.model)
+            if f"{path}.".startswith(inside)
+        }
+        calls: dict[str, tuple[Any, Any]] = {}
+
+        def watch(path: str, real: Forward, *args: Any, **kwargs: Any) -> Any:
+            calls.setdefault(path, (args, kwargs))
+            return real(*args, **kwargs)
+
+        if modules:
+            with replaced_forwards(*((own, partial(watch, at)) for at, own in modules.items())):
+                f.base(input_ids=ordinary_tokens(f.model), use_cache=False)
+        most = 1e-3 if lowest_precision(f.model).itemsize >= 4 else 0.05
+        f.found[key] = [at for at in calls if not _acts_alike(modules[at], *calls[at], most)]
+    paths: list[str] = f.found[key]
     return paths
-
-
-def _found(f: MaskedModel) -> list[str]:
-    inside = f"{f.structure.base_model}."
-    paths = [path for path in foreign_modules(f.model) if f"{path}.".startswith(inside)]
-    calls: dict[str, tuple[Any, Any]] = {}
-
-    def watch(path: str, real: Forward, *args: Any, **kwargs: Any) -> Any:
-        calls.setdefault(path, (args, kwargs))
-        return real(*args, **kwargs)
-
-    modules = {path: f.model.get_submodule(path) for path in paths}
-    if modules:
-        with replaced_forwards(*((modules[path], partial(watch, path)) for path in paths)):
-            f.base(input_ids=ordinary_tokens(f.model), use_cache=False)
-    most = 1e-3 if lowest_precision(f.model).itemsize >= 4 else 0.05
-    return [path for path, call in calls.items() if not _acts_alike(modules[path], *call, most)]
 
 
 def _acts_alike(

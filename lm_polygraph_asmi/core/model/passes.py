@@ -37,7 +37,7 @@ from lm_polygraph_asmi.core.model.structure import context_window
 
 KeysAndValues = tuple[Tensor, ...]
 Place = Callable[[int, KeysAndValues], KeysAndValues]
-"""Of a layer's index and its keys and values in the unmasked pass: those of a masked pass."""
+"""Index of a layer, and its keys and values in the unmasked pass -> those of a masked pass."""
 
 
 @dataclass(frozen=True)
@@ -188,12 +188,12 @@ def _in_rows(rows: int, tensor: Tensor, axis: int = 0) -> Tensor:
     return tensor.expand(*tensor.shape[:axis], rows, *tensor.shape[axis + 1 :])
 
 
-def _each_in_rows(rows: int, parts: Iterable[Any]) -> list[Any]:
-    """Those that are tensors of one row."""
-    return [
+def _each_in_rows(rows: int, parts: Iterable[Any]) -> tuple[Any, ...]:
+    """Several parts; those that are tensors of one row get more rows."""
+    return tuple(
         _in_rows(rows, part) if isinstance(part, Tensor) and len(part) == 1 else part
         for part in parts
-    ]
+    )
 
 
 def _after(before: int, states: Tensor, axis: int) -> Tensor:
@@ -227,11 +227,14 @@ def starting_at(
     f: MaskedModel, unmasked: UnmaskedPass, layer: int, given: dict[str, Any], place: Place,
     beside: Sequence[Any] = (), copies: int = 1,
 ) -> Iterator[Replacement]:  # fmt: skip
-    """What lets a pass start at a layer, with some arguments `given` in place of its own.
+    """What lets a pass start at a layer. All layers below return at once.
 
-    Layers below return the states that they get, and share the keys and values that they had in the
-    unmasked pass, put in `place`. The layer right below also returns what is `beside` states. As
-    many rows as `copies` come out of the layer for each that enters.
+    Args:
+        given: arguments of the layer, such as its states, in place of those that it gets.
+        place: layers below share their keys and values of the unmasked pass, as it puts them.
+        beside: what the layer right below returns beside its states.
+        copies: so many rows come out of the layer for each that enters. What it hands to layers
+            above gets as many.
     """
     target, returns = f.layers[layer], f.structure.returns
     length = returns[layer]
@@ -244,7 +247,7 @@ def starting_at(
         own = arguments(target, args, kwargs) | given
         output = real(**own)
         if shared := own.get(SHARED):
-            shared.update({k: tuple(_each_in_rows(copies, pair)) for k, pair in shared.items()})
+            shared.update({k: _each_in_rows(copies, pair) for k, pair in shared.items()})
         return output if length == 0 else (output[0], *_each_in_rows(copies, output[1:]))
 
     yield target, enter
@@ -260,8 +263,11 @@ def returning(
     beside: Sequence[Any] = (),
     act: Callable[[dict[str, Any]], object] | None = None,
 ) -> Replacement:
-    """A layer returns its states, alone if `length` is 0, else in a tuple of that length with what
-    is `beside` them, or None. `act` gets its arguments before."""
+    """A layer that returns the states it gets, and computes nothing.
+
+    `length`: of the tuple that it returns; 0: the states alone. `beside`: the rest of that tuple,
+    else None. `act`: is called with the layer's arguments before.
+    """
     name, others = states_name(layer), beside or [None] * (length - 1)
 
     def forward(_: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -296,7 +302,7 @@ def suffix(
     beside = _each_in_rows(rows, unmasked.beside.get(layer - 1, ()))
 
     def in_rows(_: int, pair: KeysAndValues) -> KeysAndValues:
-        return tuple(_each_in_rows(rows, pair))
+        return _each_in_rows(rows, pair)
 
     replaced: list[Replacement] = [
         *f.compiled(layers[layer + 1 : last]),

@@ -93,22 +93,31 @@ def run_subnetworks(
     # On the CPU, since indices from there fit states on any device.
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
     kept = distinct.bool().all(dim=1) & shortcut
-    masked = distinct[~kept]
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[kept] = unmasked.final_hidden
     check_unmasked(f, unmasked)
-    budget = memory_budget or default_budget(unmasked.final_hidden.device)
-    use = trusted(f, layer, unmasked.scope)
-    if use.cause and len(masked):
-        fastest = next(iter(PASSES[unmasked.scope]))
-        warn_slower(f, unmasked, layer, len(masked), use.cause, fastest)
+    if not kept.all():
+        budget = memory_budget or default_budget(unmasked.final_hidden.device)
+        hidden[~kept] = _masked_states(f, unmasked, layer, distinct[~kept], budget)
+    return Subnetworks(hidden, counts.float(), index)
+
+
+def _masked_states(
+    f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Tensor, budget: int
+) -> Float[Tensor, "B T D"]:
+    """Final states under each mask: by the fastest passes, or by slower ones until they are right.
+
+    Full passes, the last, always are; their errors are raised.
+    """
+    use, passes = trusted(f, layer, unmasked.scope), PASSES[unmasked.scope]
+    if use.cause:
+        warn_slower(f, unmasked, layer, len(masks), use.cause, next(iter(passes)))
         use.cause = None
-    # Until the passes of one kind are right; full passes, the last, always are.
-    while len(masked):
-        way = PASSES[unmasked.scope][use.names[0]]
-        chunk = _masks_per_pass(f, unmasked, len(masked), budget, way)
+    while True:
+        way = passes[use.names[0]]
+        chunk = _masks_per_pass(f, unmasked, len(masks), budget, way)
         try:
-            parts = in_chunks(partial(way, f, unmasked, layer), masked, chunk)
+            parts = in_chunks(partial(way, f, unmasked, layer), masks, chunk)
         except (torch.OutOfMemoryError, FloatingPointError):
             raise
         except Exception as error:  # models raise different errors
@@ -116,13 +125,12 @@ def run_subnetworks(
                 raise
             wrong: str | None = f"it raised {type(error).__name__}: {error}"
         else:
-            states = hidden[~kept] = torch.cat(parts)
+            states = torch.cat(parts)
             together = max(map(len, parts)) if way is packed else 1
             positions = together * len(unmasked.final_hidden)
-            wrong = self_check(f, unmasked, layer, masked, states, positions)
-        if wrong is None:
-            break
+            wrong = self_check(f, unmasked, layer, masks, states, positions)
+            if wrong is None:
+                return states
         failed = use.give_up()
         cause = f"{failed!r} failed the self-check (scope {unmasked.scope}): {wrong}"
-        warn_slower(f, unmasked, layer, len(masked), cause, failed)
-    return Subnetworks(hidden, counts.float(), index)
+        warn_slower(f, unmasked, layer, len(masks), cause, failed)

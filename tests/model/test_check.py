@@ -331,6 +331,7 @@ def test_what_failed_the_check_stays_out_of_the_journal(monkeypatch):
 def blind_attention(_module, query, key, value, mask, scaling=None, **_):
     """Causal by itself, as flash attention is; takes no mask, and sees other keys after a cache."""
     assert mask is None
+    assert len(query) == len(key)  # or SDPA has no fused kernel
     attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
     return attend(query, key, value, scale=scaling).transpose(1, 2), None
 
@@ -354,6 +355,14 @@ def test_attention_that_takes_no_mask(scope, caplog):
     assert ("takes no mask" in caplog.text) == (scope == "response")
     assert of_model(passes_in_use, model, scope) == []  # with another attention nothing was scored
     torch.testing.assert_close(found, score(model, scope=scope, attention="eager"))
+
+
+def test_keys_and_values_that_are_shared_have_the_rows_of_the_states():
+    transformers.AttentionInterface.register("blind", blind_attention)
+    model = tiny_class("Gemma4ForCausalLM")
+    for layer in range(4):
+        score(model, layer=layer, attention="blind")
+    assert of_model(passes_in_use, model, "all", attention="blind") == ["suffix"]
 
 
 class Fused(nn.Module):

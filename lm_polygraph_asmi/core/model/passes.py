@@ -4,8 +4,8 @@
 calls the model again: layers below the target return at once, the target gets the kept state, and
 the outputs of masked heads are zero before its output projection. The others are not rescaled.
 
-Some layers hand more than states to layers above: their keys and values (Gemma 4), or which keys to
-attend to (HY 4). Layers below the target hand on those of the unmasked pass, all others their own.
+Some layers hand more than states to layers above: keys and values (Gemma 4), which keys to attend
+to (HY 4), states of a router (Zaya). Layers below the target hand on those of the unmasked pass.
 """
 
 import copy

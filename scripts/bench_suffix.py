@@ -42,7 +42,7 @@ from lm_polygraph_asmi.core.model import (
 )
 from lm_polygraph_asmi.core.model.check import PASSES, trusted
 from lm_polygraph_asmi.host.loading import load_named
-from tests.subnetworks import subnetwork_log_probs
+from tests.families import subnetwork_log_probs
 
 SHAPES = {
     "qwen3-4b": transformers.Qwen3Config(

@@ -3,12 +3,13 @@
     python scripts/model_table.py --out lm_polygraph_asmi/core/model/classes.csv   # every class
     python scripts/model_table.py LlamaForCausalLM                            # one class
 
-Each class is built tiny and random and scored with the public `subnetwork_log_probs` in both
-scopes, with eager attention and SDPA, and again with rotary angles that change with the length, if
-it has any. The truth is a full pass over a copy in which the masked heads have weight zero in the
-output projection, found by name, independently of the package. The table names the fastest pass
-that is right in every case without the self-check, and kept by it; refused classes stay refused.
-"WRONG": the package gives a wrong number, and the script fails.
+Each class is built tiny and random, with layers that share keys and values if it can have any, and
+scored in both scopes at 60 % and 90 % of its depth, with eager attention and SDPA, and again with
+rotary angles that change with the length, if it has any. The truth is a full pass over a copy in
+which the masked heads have weight zero in the output projection, found by name, independently of
+the package. The table names the fastest pass that is right in every case without the self-check,
+and kept by it; refused classes stay refused. "WRONG": the package gives a wrong number, and the
+script fails.
 """
 
 import copy
@@ -35,8 +36,7 @@ from lm_polygraph_asmi.core.model.memory import batch_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests import brute_force
-from tests.registry import LAYERS, VOCABULARY, classes, tiny, with_longrope
-from tests.subnetworks import subnetwork_log_probs
+from tests.families import LAYERS, VOCABULARY, classes, subnetwork_log_probs, tiny, with_longrope
 
 COLUMNS = ("class", "heads", *SCOPES, "note")
 TOLERANCE = 1e-3
@@ -53,7 +53,10 @@ SERIES = [
     [(3, 9, 2), (9, 3, 1), (9, 3, 2), (9, 3, 6)],  # one number of tokens, split early, late
     [(9, 3, 6), (3, 9, 2), (1, 4, 6)],
 ]
-"""Cases for each model; every series starts with an empty cache, with eager and SDPA in turn."""
+"""At the lower depth; every series starts with an empty cache, with eager and SDPA in turn."""
+UPPER = [[(1, 4, 6), (11, 6, 3), (3, 40, 3)], [(70, 12, 2), (9, 3, 6), (1, 1, 2)]]
+"""At the upper depth."""
+DEPTHS = (0.6, 0.9)
 SWITCHING = [(24, 4, 2), (8, 20, 2), (4, 6, 2), (14, 2, 2), (13, 9, 2)]
 """Cases for angles that switch at 16 tokens: around that length, in the prompt and after it."""
 PROJECTIONS = (  # names of the output projection of an attention module
@@ -120,24 +123,27 @@ def wrong(
     return ""
 
 
-def word_of(scope: str, models: list[tuple[PreTrainedModel, list[list[Case]]]]) -> str:
+def word_of(scope: str, model: PreTrainedModel, switches: PreTrainedModel | None) -> str:
     """The fastest pass that is right, or what is wrong. A pass may refuse angles that switch."""
-    names, layer = list(PASSES[scope]), structure_of(models[0][0]).layer_at(0.4)
+    lower, upper = (structure_of(model).layer_at(depth) for depth in DEPTHS)
+    given = [(model, lower, SERIES)] + ([(model, upper, UPPER)] if upper != lower else [])
+    also = [] if switches is None else [(switches, lower, [SWITCHING, SWITCHING[::-1]])]
+    names, tried = list(PASSES[scope]), len(given)
     try:
-        plain, *switched = [(m, layer, scope, truth(m, layer, scope, s)) for m, s in models]
+        cases = [(m, at, scope, truth(m, at, scope, series)) for m, at, series in given + also]
     except ValueError as error:
         return f"WRONG: no ground truth: {error}"
     for index, name in enumerate(names):
-        try:
-            alone = wrong(*plain, [name], 10**9)  # right for so many tokens: not checked
+        try:  # right for so many tokens: not checked
+            alone = "".join(wrong(*each, [name], 10**9) for each in cases[:tried])
         except Exception:  # models raise different errors
             continue
         with suppress(Exception):
-            alone = alone or "".join(wrong(*each, [name], 10**9) for each in switched)
-        chosen = [wrong(*each, names[index:]) for each in (plain, *switched) if not alone]
+            alone = alone or "".join(wrong(*each, [name], 10**9) for each in cases[tried:])
+        chosen = [wrong(*each, names[index:]) for each in cases if not alone]
         if said := [each for each in chosen if each.startswith("WRONG")]:
             return said[0]
-        if chosen and not chosen[0]:
+        if chosen and not any(chosen[:tried]):
             return name
     return "WRONG: no pass is right"
 
@@ -170,8 +176,7 @@ def row_of(name: str, config: type, model: type) -> list[str]:
         why = str(error).splitlines()[0].replace(structure.NAME_THEM, "").replace(f"{name} ", "", 1)
         return [name, "refused", why, "the same", ""]
     angles = switching(config, model)
-    also = [] if angles is None else [(angles, [SWITCHING, SWITCHING[::-1]])]
-    words = [word_of(scope, [(m, SERIES), *also]) for scope, m in zip(SCOPES, built, strict=True)]
+    words = [word_of(scope, each, angles) for scope, each in zip(SCOPES, built, strict=True)]
     listed = f"heads in layers {', '.join(map(str, projections))} of {LAYERS}"
     return [name, "by name", *words, "" if len(projections) == LAYERS else listed]
 

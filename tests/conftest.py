@@ -45,7 +45,6 @@ import pytest
 import yaml
 
 # The process that hands tests to the others imports this file, too: no torch, no transformers.
-from tests.families import tiny_model
 
 atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
@@ -144,7 +143,7 @@ def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def unseen() -> Iterator[None]:
     """Of tests that compare all numbers themselves, so that the self-check would see no more."""
-    from tests.decoders import unchecked
+    from tests.families import unchecked
 
     with unchecked():
         yield
@@ -152,6 +151,8 @@ def unseen() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def llama():
+    from tests.families import tiny_model
+
     return tiny_model("llama")
 
 

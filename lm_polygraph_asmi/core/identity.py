@@ -14,7 +14,7 @@ from accelerate.utils import align_module_device
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_polygraph_asmi.core.model.state import findings, has_foreign_code
+from lm_polygraph_asmi.core.model.state import findings, foreign_modules
 
 log = logging.getLogger("lm_polygraph")
 
@@ -48,7 +48,7 @@ def _revision(model: PreTrainedModel) -> str | None:
     A model in memory may differ from the commit that it was loaded from, so the hash is of the
     model itself: weights, classes of modules, configuration, adapters and their scaling.
     """
-    if has_foreign_code(model):
+    if foreign_modules(model):
         return None
     digest = hashlib.sha256()
     for name, module in model.named_modules():

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.heads.analysis.probe import ablations
 from lm_polygraph_asmi.heads.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
-from tests.subnetworks import subnetwork_log_probs
+from tests.families import subnetwork_log_probs
 from tests.tiny_lm import tokenizer, whitebox
 
 HEAD, LAYER, DECIDED = 1, 2, 5

@@ -12,7 +12,7 @@ from lm_polygraph_asmi.core.maths import mutual_information, sample_head_masks
 from lm_polygraph_asmi.host import smollm2
 from lm_polygraph_asmi.host.loading import load_named
 from tests import brute_force
-from tests.subnetworks import subnetwork_log_probs
+from tests.families import subnetwork_log_probs
 
 
 @pytest.fixture

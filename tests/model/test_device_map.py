@@ -18,10 +18,8 @@ from lm_polygraph_asmi.core.model.check import PASSES
 from lm_polygraph_asmi.core.model.readout import unembedding
 from lm_polygraph_asmi.core.model.responses import response_embeddings
 from lm_polygraph_asmi.core.model.structure import Structure, remember_structure
-from tests.decoders import FAMILIES, masks, sequence
-from tests.families import tiny_model
+from tests.families import FAMILIES, masks, of_model, sequence, subnetwork_log_probs, tiny_model
 from tests.forks import exit_code
-from tests.subnetworks import of_model, subnetwork_log_probs
 
 NAMES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
 PROMPT = 11

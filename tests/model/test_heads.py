@@ -16,14 +16,20 @@ from lm_polygraph_asmi.core.model import (
 )
 from lm_polygraph_asmi.core.statistics import masked_layer
 from lm_polygraph_asmi.host.model import maskable_model
-from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
-from tests.families import tiny_model
-from tests.registry import tiny_class
-from tests.subnetworks import subnetwork_log_probs
+from tests.families import (
+    FAMILIES,
+    IDS,
+    PROMPT,
+    apart,
+    both_scopes,
+    full_passes,
+    masks,
+    sequence,
+    subnetwork_log_probs,
+    tiny_class,
+    tiny_model,
+)
 from tests.tiny_lm import tokenizer, whitebox
-
-IDS, PROMPT = sequence(17), 11
-both_scopes = pytest.mark.parametrize("scope", SCOPES)
 
 
 def test_target_layer():
@@ -217,15 +223,3 @@ def test_a_name_that_is_wrong_or_left_out_is_refused(unknown, change, message):
     names = {k: v for k, v in (module_paths(NAMES) | change).items() if v is not None}
     with pytest.raises(TypeError, match=message):
         structure_of(unknown, ASMIConfig(structure=names).structure)
-
-
-def test_engines_of_other_names_share_a_model(unknown):
-    """Names belong to a score, not to the model that it was computed with."""
-    answer = IDS[:PROMPT], IDS[PROMPT:].tolist()
-    named, unnamed = Engine(structure=NAMES), Engine()
-    (first,) = named.score(unknown, *answer)
-    with pytest.raises(TypeError, match="name the modules"):
-        unnamed.score(unknown, *answer)
-    (again,) = named.score(unknown, *answer)
-    assert (first.mi == again.mi).all()
-    assert first.settings.to_dict()["structure"] == NAMES

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.maths import sample_head_masks
 from lm_polygraph_asmi.core.model import (
     check,
@@ -16,17 +15,13 @@ from lm_polygraph_asmi.core.model import (
     subnetworks,
 )
 from lm_polygraph_asmi.core.model.memory import CPU_BUDGET, batch_bytes, default_budget
-from tests.decoders import sequence
-from tests.families import tiny_model
+from tests.families import IDS, PROMPT, both_scopes, subnetwork_log_probs, tiny_model
 from tests.peak_memory import PeakMemory
 from tests.rounding import allowed
-from tests.subnetworks import subnetwork_log_probs
 
-IDS, PROMPT = sequence(17), 11
 DRAWN = torch.tensor([[1.0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1]])
 DISTINCT = 2  # of the four: one keeps all heads, one comes twice
 MANY = sample_head_masks(11, 4, 0.4, torch.Generator().manual_seed(0))  # 7 of them distinct
-both_scopes = pytest.mark.parametrize("scope", SCOPES)
 
 
 class Calls(list):

@@ -7,23 +7,17 @@ import pytest
 import torch
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.core.model import masked_model, run_subnetworks, run_unmasked
-from tests.decoders import FAMILIES, full_passes, masks, sequence
-from tests.families import tiny_model
+from tests.families import (
+    FAMILIES,
+    IDS,
+    PROMPT,
+    full_passes,
+    masks,
+    sequence,
+    subnetwork_log_probs,
+    tiny_model,
+)
 from tests.rounding import allowed
-from tests.subnetworks import subnetwork_log_probs
-
-IDS, PROMPT = sequence(17), 11
-
-
-def test_counts_and_index_of_equal_masks(llama):
-    drawn = [[1.0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]
-    with masked_model(llama) as f:
-        unmasked = run_unmasked(f, IDS, PROMPT, [2])
-        found = run_subnetworks(f, unmasked, 2, torch.tensor(drawn))
-    assert found.counts.sum() == 6
-    assert found.counts[found.index].tolist() == [2, 3, 1, 3, 2, 3]
-    torch.testing.assert_close(found.hidden[found.index[0]], unmasked.final_hidden)
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -7,12 +7,16 @@ from torch import nn
 from lm_polygraph_asmi.core.identity import model_key
 from lm_polygraph_asmi.core.model import check, masked_model, model_state, plain_model
 from lm_polygraph_asmi.core.model.readout import readout, unembedding
-from tests.decoders import masks, sequence
-from tests.families import tiny_model
-from tests.registry import tiny_class
-from tests.subnetworks import of_model, subnetwork_log_probs
+from tests.families import (
+    IDS,
+    PROMPT,
+    masks,
+    of_model,
+    subnetwork_log_probs,
+    tiny_class,
+    tiny_model,
+)
 
-IDS, PROMPT = sequence(17), 11
 in_32_and_16_bits = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 

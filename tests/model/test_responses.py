@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lm_polygraph_asmi.core.model import masked_model, response_embeddings, responses
-from tests.decoders import DECODERS, FAMILIES, Decoder, sequence
-from tests.families import tiny_model
+from tests.families import DECODERS, FAMILIES, Decoder, sequence, tiny_model
 
 
 def separate(decoder: Decoder, model: nn.Module, prompt: Tensor, answers: list) -> Tensor:
@@ -45,7 +44,9 @@ def test_embeddings_equal_separate_passes(name):
 
 
 @pytest.mark.parametrize("first", [5, 9])
-def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(monkeypatch, first):
+def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(
+    monkeypatch, caplog, first
+):
     """At once, or for a longer prompt than the first; nor later, for the same."""
     model, after_one_prompt = tiny_model("llama"), responses._after_one_prompt
 
@@ -59,6 +60,7 @@ def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(monkey
             found = response_embeddings(f, ids, answers)
         expected = separate(FAMILIES["llama"], model, ids, answers)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert caplog.text.count("times the work") == 1
 
 
 def test_a_single_layer_has_no_embeddings():

@@ -19,10 +19,7 @@ from lm_polygraph_asmi.core.model import (
     scoring_session,
 )
 from lm_polygraph_asmi.core.model.responses import response_embeddings
-from tests.decoders import masks, sequence
-from tests.families import tiny_model
-from tests.registry import tiny_class
-from tests.subnetworks import of_model, subnetwork_log_probs
+from tests.families import masks, of_model, sequence, subnetwork_log_probs, tiny_class, tiny_model
 
 IDS = sequence(14)
 

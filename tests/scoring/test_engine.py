@@ -11,8 +11,7 @@ from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core import algorithm
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.results.cache import ResultCache
-from tests.decoders import sequence
-from tests.families import SIZES, tiny_model
+from tests.families import SIZES, sequence, tiny_model
 from tests.peak_memory import PeakMemory
 from tests.rounding import allowed
 

@@ -16,7 +16,7 @@ from lm_polygraph_asmi.core.model import unembedding
 from lm_polygraph_asmi.results.names import MASKED_HEADS
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import by_name, load_stat_calculator
-from tests.subnetworks import of_model, subnetwork_log_probs
+from tests.families import of_model, subnetwork_log_probs
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?", "True or"]

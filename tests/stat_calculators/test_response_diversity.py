@@ -10,7 +10,7 @@ from lm_polygraph_asmi.core.scores import adaptive_gate
 from lm_polygraph_asmi.stat_calculators import ResponseDiversityCalculator
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests import brute_force
-from tests.decoders import FAMILIES
+from tests.families import FAMILIES
 from tests.model.test_responses import separate
 from tests.scoring.conftest import PROMPT, ending_model
 from tests.tiny_lm import whitebox

@@ -13,8 +13,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
-from tests.decoders import DECODERS
-from tests.registry import tiny_class
+from tests.families import DECODERS, tiny_class
 from tests.tiny_lm import tokenizer, whitebox
 
 TEXTS = ["Who built the ferry? The answer is in the passage.", "Where do the blue kites start?"]

@@ -1,10 +1,12 @@
-"""The self-check: two masked passes against full passes, before a score is trusted.
+"""The self-check: masked passes are compared with full passes before a score is trusted.
 
-It is made for the first answer of a model, layer, scope and attention implementation, and again
-when a prompt, or the answers in one pass, are more than twice as long as those compared. A pass
-that fails is not used again: the next slower one is. Full passes, the slowest, are the truth.
+Two masks of the first answer are compared, for each model, layer, scope and attention
+implementation. They are compared again when a prompt, or the answers in one pass, are more than
+twice as long. A pass that differs is not used again; the next slower one is, and a warning says why
+and how much more it computes. Full passes are the slowest and the truth.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +16,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from lm_polygraph_asmi.core.model.devices import lowest_precision
+from lm_polygraph_asmi.core.model.foreign import depends_on_place
 from lm_polygraph_asmi.core.model.masked import MaskedModel
 from lm_polygraph_asmi.core.model.passes import (
     UnmaskedPass,
@@ -24,8 +27,8 @@ from lm_polygraph_asmi.core.model.passes import (
 )
 from lm_polygraph_asmi.core.model.readout import own_logits, readout
 from lm_polygraph_asmi.core.model.session import scoring_session
-from lm_polygraph_asmi.core.model.state import has_foreign_code
 
+log = logging.getLogger("lm_polygraph")
 Pass = Callable[[MaskedModel, UnmaskedPass, int, Tensor], Tensor]
 PASSES: dict[str, dict[str, Pass]] = {
     "all": {
@@ -68,6 +71,7 @@ class Trusted:
     names: list[str]  # of `PASSES`, those that have not failed, fastest first
     compared: tuple[int, int] = 0, 0  # most positions before, and of, answers that were right
     used: bool = False  # whether an answer was scored with the first
+    cause: str | None = None  # why faster ones are not among them, until it is said
 
     def give_up(self) -> str:
         """Do without the first from now on; its name. The next one has not been compared yet."""
@@ -79,16 +83,53 @@ def trusted(f: MaskedModel, layer: int, scope: str) -> Trusted:
     """Which passes are trusted at a layer, as long as the model stays the same."""
     key = "trusted", layer, scope, f.attention, f.compiles
     if key not in f.found:
-        names, tried = list(PASSES[scope]), f.structure.passes.get(scope)
-        # Layers of a class that is not in the table may know caches of another kind.
-        start = names.index(tried) if tried else int(scope == "response")
-        if scope == "response" and f.attention not in MASKABLE:
-            start = max(start, 1)
-        if has_foreign_code(f.model):  # it may act differently at each position
-            start = len(names) - 1
-        f.found[key] = Trusted(scope, f.attention, names[start:])
+        names, cause = _to_try(f, scope)
+        told = f.found.setdefault("causes of slower passes", set())
+        f.found[key] = Trusted(scope, f.attention, names, cause=None if cause in told else cause)
+        told.add(cause)
     found: Trusted = f.found[key]
     return found
+
+
+def _to_try(f: MaskedModel, scope: str) -> tuple[list[str], str | None]:
+    """Names of the passes that may be right, and why these are not all, if it is to be said."""
+    names, tried = list(PASSES[scope]), f.structure.passes.get(scope)
+    if places := depends_on_place(f):
+        code = f"code of others in {', '.join(places[:3])}"
+        return [FULL], f"{code} does not act on each position alike (scope {scope})"
+    if tried == FULL:
+        return [FULL], f"no faster pass is right for its class (scope {scope})"
+    if scope == "response" and f.attention not in MASKABLE:
+        start = max(1, names.index(tried or names[1]))
+        return names[start:], f"attention {f.attention!r} takes no mask (scope {scope})"
+    if scope == "response" and tried is None:
+        return names[1:], "its class is not listed, and may keep other things than keys and values"
+    return names[names.index(tried or names[0]) :], None
+
+
+def work_of(f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: int) -> dict[str, int]:
+    """Layers times positions that each kind of passes computes for an answer."""
+    layers, before = f.structure.num_layers, unmasked.before
+    length = len(unmasked.final_hidden)
+    above, every = masks * (layers - layer), masks * layers
+    return {
+        "suffix": above * (before + length),
+        "suffix in rows": above * (before + length),
+        "packed": above * length,
+        "rows after the prompt": above * length + layers * before,
+        FULL: every * (before + length),
+    }
+
+
+def warn_slower(
+    f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: int, cause: str, fast: str
+) -> None:
+    """Say why a slower pass runs in place of a fast one, and how much more it computes."""
+    slow, work = trusted(f, layer, unmasked.scope).names[0], work_of(f, unmasked, layer, masks)
+    log.warning(
+        "%s: %s. Using %r instead of %r, which is %.1f times the work (layers times positions)",
+        type(f.model).__name__, cause, slow, fast, work[slow] / work[fast],
+    )  # fmt: skip
 
 
 def keeps_cache(f: MaskedModel, layers: list[int], scope: str) -> bool:

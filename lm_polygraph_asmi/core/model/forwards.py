@@ -19,6 +19,8 @@ Forward = Callable[..., Any]
 Replacement = tuple[nn.Module, Forward]
 CACHES = ("past_key_values", "cache", "layer_past", "past_key_value")
 """Names of the argument with which layers take keys and values."""
+SHARED = "shared_kv_states"
+"""Name of the argument with which layers take, and share, keys and values of layers below."""
 
 
 @contextmanager
@@ -100,9 +102,9 @@ class OneLayerCache:
         return 0 if self.keys is None else self.keys.shape[-2]
 
     def first(self, number: int) -> "OneLayerCache":
-        """Those of the first positions."""
+        """Those of the first positions, if there are any."""
         if self.keys is None or self.values is None:
-            raise NotImplementedError("a layer kept no keys and values")
+            return OneLayerCache()
         return OneLayerCache(self.keys[..., :number, :], self.values[..., :number, :])
 
     def argument(self, layer: nn.Module) -> dict[str, Any]:

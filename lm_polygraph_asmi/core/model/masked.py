@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.core.model.forwards import Replacement, compiled
+from lm_polygraph_asmi.core.model.forwards import SHARED, Replacement, compiled, parameters_of
 from lm_polygraph_asmi.core.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.core.model.state import findings
 from lm_polygraph_asmi.core.model.structure import Structure, output_embeddings, structure_of
@@ -33,6 +33,12 @@ class MaskedModel:
     def layers(self) -> list[nn.Module]:
         """The decoder layers, with heads or without."""
         return list(self.model.get_submodule(self.structure.layers).children())
+
+    @cached_property
+    def handing_on(self) -> set[int]:
+        """Layers that may hand more than states to layers above."""
+        taken = [SHARED in parameters_of(type(layer).forward) for layer in self.layers]
+        return {i for i, length in enumerate(self.structure.returns) if length > 1 or taken[i]}
 
     @cached_property
     def base(self) -> nn.Module:

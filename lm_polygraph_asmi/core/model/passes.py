@@ -3,11 +3,14 @@
 `run_unmasked` runs the model once and keeps the states that enter each target layer. A masked pass
 calls the model again: layers below the target return at once, the target gets the kept state, and
 the outputs of masked heads are zero before its output projection. The others are not rescaled.
+
+Some layers hand more than states to layers above: keys and values (Gemma 4), which keys to attend
+to (HY 4), states of a router (Zaya). Layers below the target hand on those of the unmasked pass.
 """
 
 import copy
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +21,7 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.core.model.devices import execution_device
 from lm_polygraph_asmi.core.model.forwards import (
+    SHARED,
     Forward,
     OneLayerCache,
     Replacement,
@@ -31,6 +35,10 @@ from lm_polygraph_asmi.core.model.forwards import (
 from lm_polygraph_asmi.core.model.masked import MaskedModel
 from lm_polygraph_asmi.core.model.structure import context_window
 
+KeysAndValues = tuple[Tensor, ...]
+Place = Callable[[int, KeysAndValues], KeysAndValues]
+"""Index of a layer, and its keys and values in the unmasked pass -> those of a masked pass."""
+
 
 @dataclass(frozen=True)
 class UnmaskedPass:
@@ -40,8 +48,11 @@ class UnmaskedPass:
     prompt_length: int  # T = N + 1 - prompt_length
     scope: str
     final_hidden: Float[Tensor, "T D"]  # after the final norm, where the response is predicted
-    entering: dict[int, Float[Tensor, "1 N D"]]  # each target layer
-    after: dict[int, Float[Tensor, "T D"]]  # each target layer; the last one's after the norm
+    entering: dict[int, Tensor]  # each target layer; (1, N, D), in some models with another axis
+    after: dict[int, Float[Tensor, "T _"]]  # each target layer; the last one's after the norm
+    # What layers below a target hand to layers above, besides states:
+    shared: dict[int, dict[str, KeysAndValues]] = field(default_factory=dict)
+    beside: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # the rest of their outputs
     # For scope "response":
     # From the lowest target layer on:
     attention_masks: dict[int, Tensor | None] = field(default_factory=dict)
@@ -111,36 +122,44 @@ def run_unmasked(
     for layer in targets:
         f.projection(layer)  # raises for a layer without heads
     packing = scope == "response" and keep_cache and bool(targets)
-    layers = f.layers
-    entering: dict[int, Tensor] = {}
-    after: dict[int, Tensor] = {}
-    attention_masks: dict[int, Tensor | None] = {}
-    caches: dict[int, OneLayerCache] = {}
+    layers, none = f.layers, torch.empty(0, 0)
+    found = UnmaskedPass(input_ids, prompt_length, scope, none, {}, {})
 
     def watch(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
         given = arguments(layers[index], args, kwargs)
-        if packing:
-            caches[index] = OneLayerCache()
-            given |= caches[index].argument(layers[index])
-            attention_masks[index] = given.get("attention_mask")
-        output = real(**given) if packing else real(*args, **kwargs)
+        if packing and index >= targets[0]:
+            found.caches[index] = OneLayerCache()
+            given |= found.caches[index].argument(layers[index])
+            found.attention_masks[index] = given.get("attention_mask")
+        known = dict(given.get(SHARED) or {})
+        output = real(**given) if index in found.caches else real(*args, **kwargs)
+        if given.get(SHARED):
+            found.shared[index] = _added(known, given[SHARED])
+        if index + 1 in targets and isinstance(output, tuple | list):
+            found.beside[index] = tuple(output[1:])
         if index in targets:
-            entering[index] = given[states_name(layers[index])]
+            found.entering[index] = states = given[states_name(layers[index])]
+            axis = row_axis(states)
+            answer = _after(found.before, states_of(output), axis).select(axis, 0)
             # A copy: the states at the other positions need not be kept.
-            after[index] = states_of(output)[0, prompt_length - 1 :].clone()
+            found.after[index] = answer.movedim(axis, 0).flatten(1).clone()
         return output
 
-    ids = input_ids[None, :-1].to(execution_device(f.model.get_input_embeddings()))
-    watched = range(targets[0], len(layers)) if packing else targets
+    watched = {*targets, *(range(targets[0], len(layers)) if packing else ())}
+    watched |= {index for index in f.handing_on if index < max(targets, default=0)}
     watches = ((layers[index], partial(watch, index)) for index in watched)
     with replaced_forwards(*f.compiled(layers), *watches):
-        final = states_of(f.base(input_ids=ids, use_cache=False))
-    final_hidden = final[0, prompt_length - 1 :]
-    if len(layers) - 1 in after:
-        after[len(layers) - 1] = final_hidden
-    return UnmaskedPass(
-        input_ids, prompt_length, scope, final_hidden, entering, after, attention_masks, caches
-    )
+        final = states_of(f.base(input_ids=found.tokens(f.model), use_cache=False))
+    final_hidden = final[0, found.before :]
+    if len(layers) - 1 in found.after:
+        found.after[len(layers) - 1] = final_hidden
+    return replace(found, final_hidden=final_hidden)
+
+
+def _added(known: dict[str, KeysAndValues], shared: Any) -> dict[str, KeysAndValues]:
+    """Keys and values that a layer added; those known may stand in other tuples than before."""
+    tensors = {id(each) for pair in known.values() for each in pair}
+    return {kind: pair for kind, pair in shared.items() if id(pair[0]) not in tensors}
 
 
 def states_of(output: Any) -> Tensor:
@@ -151,60 +170,113 @@ def states_of(output: Any) -> Tensor:
     return states
 
 
+def states_name(layer: nn.Module) -> str:
+    """Name of the argument of a layer that holds its hidden states."""
+    return parameters_of(type(layer).forward)[0]
+
+
+def row_axis(states: Tensor) -> int:
+    """The axis of rows in the states of one row; the axis of positions comes next.
+
+    Some models have several streams of states: (4, 1, N, D) in Gemma 3n, (1, N, 4, D) in HY 4.
+    """
+    return states.shape.index(1)
+
+
+def _in_rows(rows: int, tensor: Tensor, axis: int = 0) -> Tensor:
+    """One row several times, without a copy."""
+    return tensor.expand(*tensor.shape[:axis], rows, *tensor.shape[axis + 1 :])
+
+
+def _each_in_rows(rows: int, parts: Iterable[Any]) -> tuple[Any, ...]:
+    """Several parts; those that are tensors of one row get more rows."""
+    return tuple(
+        _in_rows(rows, part) if isinstance(part, Tensor) and len(part) == 1 else part
+        for part in parts
+    )
+
+
+def _after(before: int, states: Tensor, axis: int) -> Tensor:
+    """States without those at the first positions."""
+    return states.narrow(axis + 1, before, states.shape[axis + 1] - before)
+
+
 def by_head(heads: Tensor, mask: Shaped[Tensor, "B n H"], rows: int) -> Float[Tensor, "B N W"]:
     """Concatenated head outputs of some rows, each head times its mask."""
     split = heads.reshape(rows, -1, mask.shape[-1], heads.shape[-1] // mask.shape[-1])
     return (split * mask[..., None].to(heads)).flatten(2)
 
 
-def suffix_under(
-    f: MaskedModel,
-    layer: int,
-    mask: Shaped[Tensor, "B n H"],
-    entering: Float[Tensor, "_ N D"] | None = None,
-    one_row: bool = False,
-    given: dict[str, Any] | None = None,
-) -> list[Replacement]:
-    """What masks heads at a layer, which gets other arguments that are `given`.
+def heads_masked(
+    f: MaskedModel, layer: int, mask: Shaped[Tensor, "B n H"], one_row: bool = False
+) -> Replacement:
+    """What masks heads at a layer. `mask`: 1 keeps a head; rows and positions may be 1 for all.
 
-    `mask`: 1 keeps a head; rows and positions may be 1 for all. `entering`: states that enter the
-    layer, while those below return at once; None: the model's own. `one_row`: the model runs one
-    row, whose attention runs once; its output is copied for each of the B masks, masked, and then
-    projected.
+    `one_row`: the model runs one row, whose attention runs once; its output is copied for each of
+    the B masks, masked, and then projected.
     """
-    structure, layers = f.structure, f.layers
-    target = layers[layer]
-    changed = ({} if entering is None else {states_name(target): entering}) | (given or {})
-
-    def enter(real: Forward, *args: Any, **kwargs: Any) -> Any:
-        return real(**arguments(target, args, kwargs) | changed)
 
     def project(real: Forward, heads: Tensor, *args: Any, **kwargs: Any) -> Any:
         masked = by_head(heads, mask, 1 if one_row else len(mask))
         return real(masked if one_row else masked.reshape(heads.shape), *args, **kwargs)
 
-    below = range(0 if entering is None else layer)
-    bypassed = [returning(layers[index], structure.returns[index]) for index in below]
-    entered = [(target, enter)] if changed else []
-    return [(f.projection(layer), project), *entered, *bypassed]
+    return f.projection(layer), project
 
 
-def returning(layer: nn.Module, length: int, seen: list[Tensor] | None = None) -> Replacement:
-    """A layer returns its states, in a tuple of that length or (0) alone; `seen` gets them."""
-    name, others = states_name(layer), [None] * (length - 1)
+def starting_at(
+    f: MaskedModel, unmasked: UnmaskedPass, layer: int, given: dict[str, Any], place: Place,
+    beside: Sequence[Any] = (), copies: int = 1,
+) -> Iterator[Replacement]:  # fmt: skip
+    """What lets a pass start at a layer. All layers below return at once.
+
+    Args:
+        given: arguments of the layer, such as its states, in place of those that it gets.
+        place: layers below share their keys and values of the unmasked pass, as it puts them.
+        beside: what the layer right below returns beside its states.
+        copies: so many rows come out of the layer for each that enters. What it hands to layers
+            above gets as many.
+    """
+    target, returns = f.layers[layer], f.structure.returns
+    length = returns[layer]
+
+    def share(index: int, own: dict[str, Any]) -> None:
+        kept = unmasked.shared[index]
+        own[SHARED].update({kind: place(index, pair) for kind, pair in kept.items()})
+
+    def enter(real: Forward, *args: Any, **kwargs: Any) -> Any:
+        own = arguments(target, args, kwargs) | given
+        output = real(**own)
+        if shared := own.get(SHARED):
+            shared.update({k: _each_in_rows(copies, pair) for k, pair in shared.items()})
+        return output if length == 0 else (output[0], *_each_in_rows(copies, output[1:]))
+
+    yield target, enter
+    for index in range(layer):
+        act = partial(share, index) if index in unmasked.shared else None
+        others = beside if index == layer - 1 else ()
+        yield returning(f.layers[index], returns[index], others, act)
+
+
+def returning(
+    layer: nn.Module,
+    length: int,
+    beside: Sequence[Any] = (),
+    act: Callable[[dict[str, Any]], object] | None = None,
+) -> Replacement:
+    """A layer that returns the states it gets, and computes nothing.
+
+    `length`: of the tuple that it returns; 0: the states alone. `beside`: the rest of that tuple,
+    else None. `act`: is called with the layer's arguments before.
+    """
+    name, others = states_name(layer), beside or [None] * (length - 1)
 
     def forward(_: Forward, *args: Any, **kwargs: Any) -> Any:
+        if act is not None:
+            act(arguments(layer, args, kwargs))
         states = args[0] if args else kwargs[name]
-        if seen is not None:
-            seen.append(states)
         return (states, *others) if length else states
 
     return layer, forward
-
-
-def states_name(layer: nn.Module) -> str:
-    """Name of the argument of a layer that holds its hidden states."""
-    return parameters_of(type(layer).forward)[0]
 
 
 def suffix(
@@ -218,19 +290,25 @@ def suffix(
 
     `one_row`: False for layers that compare the sizes of their arguments: B rows from the start.
     """
-    ids, entering = unmasked.tokens(f.model), unmasked.entering[layer]
+    rows, copies = (1, len(masks)) if one_row else (len(masks), 1)
+    ids, states = unmasked.tokens(f.model).expand(rows, -1), unmasked.entering[layer]
     last, layers = f.structure.num_layers - 1, f.layers
-    if not one_row:
-        ids, entering = ids.expand(len(masks), -1), entering.expand(len(masks), -1, -1)
     # Of the last layer, what follows attention is needed only where answers are read.
     parts: list[Any] = [getattr(layers[last], "mlp", None)] if one_row and layer < last else []
     if parts and last in f.structure.projections:
         parts.append(f.projection(last))
     only = partial(_only_at, unmasked.predicting, ids.shape[1])
+    entering = {states_name(layers[layer]): _in_rows(rows, states, row_axis(states))}
+    beside = _each_in_rows(rows, unmasked.beside.get(layer - 1, ()))
+
+    def in_rows(_: int, pair: KeysAndValues) -> KeysAndValues:
+        return _each_in_rows(rows, pair)
+
     replaced: list[Replacement] = [
         *f.compiled(layers[layer + 1 : last]),
         *((part, only) for part in parts if isinstance(part, nn.Module)),
-        *suffix_under(f, layer, masks[:, None], entering, one_row),
+        heads_masked(f, layer, masks[:, None], one_row),
+        *starting_at(f, unmasked, layer, entering, in_rows, beside, copies),
     ]
     with replaced_forwards(*replaced):
         states = states_of(f.base(input_ids=ids, use_cache=False))
@@ -261,7 +339,7 @@ def full_passes(
         by_position = mask.repeat(1, ids.shape[1], 1)
         if unmasked.scope == "response":
             by_position[:, : unmasked.before] = 1
-        with replaced_forwards(*suffix_under(f, layer, by_position)):
+        with replaced_forwards(heads_masked(f, layer, by_position)):
             found = states_of(f.base(input_ids=ids, use_cache=False))
         states.append(found[:, unmasked.predicting])
     return torch.cat(states)
@@ -279,7 +357,10 @@ def packed(
     copies, before = len(masks), unmasked.before
     length, layers = len(unmasked.final_hidden), f.layers
     caches = {index: kept.first(before) for index, kept in unmasked.caches.items()}
-    entering = unmasked.entering[layer][:, before:].repeat(1, copies, 1)
+    if any(each.keys is None and i not in f.handing_on for i, each in caches.items()):
+        raise NotImplementedError("a layer kept no keys and values")
+    states, axis = unmasked.entering[layer], row_axis(unmasked.entering[layer])
+    entering = torch.cat([_after(before, states, axis)] * copies, axis + 1)
     masks_by_id = {id(given): given for given in unmasked.attention_masks.values()}  # shared
     packed_masks = {
         key: _packed_mask(given, before, length, copies, entering.device)
@@ -293,14 +374,20 @@ def packed(
     def see_own_copy(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
         return real(**arguments(layers[index], args, kwargs) | given_to(index))
 
+    def after_prompt(_: int, pair: KeysAndValues) -> KeysAndValues:
+        responses = [torch.cat([each[..., before:, :]] * copies, -2) for each in pair]
+        return OneLayerCache(*pair).first(before).update(*responses)
+
     mask = masks.repeat_interleave(length, 0)[None]
     ids = unmasked.tokens(f.model)[:, before:].repeat(1, copies)
     places = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
     own, above = given_to(layer), range(layer + 1, len(layers))
+    given = {states_name(layers[layer]): entering} | own
     replaced: list[Replacement] = [
         *f.compiled(layers[layer + 1 :]),
         *((layers[index], partial(see_own_copy, index)) for index in above),
-        *suffix_under(f, layer, mask, entering, given=own),
+        heads_masked(f, layer, mask),
+        *starting_at(f, unmasked, layer, given, after_prompt),
     ]
     # A mask is passed because the model would build one, which takes longer than a layer.
     inputs = {"position_ids": places, "attention_mask": own["attention_mask"]}
@@ -345,9 +432,20 @@ def rows_after_prompt(
             raise NotImplementedError("the model keeps no cache")
         cache = copy.deepcopy(unmasked.prompt_caches[0])
         cache.reorder_cache(torch.zeros(len(masks), dtype=torch.long, device=ids.device))
-    rows = ids[:, before:].expand(len(masks), -1)
-    entering = unmasked.entering[layer][:, before:].expand(len(masks), -1, -1)
-    with replaced_forwards(*suffix_under(f, layer, masks[:, None], entering)):
+
+    def after_prompt(index: int, pair: KeysAndValues) -> KeysAndValues:
+        responses = [_in_rows(len(masks), each[..., before:, :]) for each in pair]
+        return tuple(responses) if cache is None else cache.update(*responses, index)
+
+    rows, states = ids[:, before:].expand(len(masks), -1), unmasked.entering[layer]
+    axis = row_axis(states)
+    entering = _in_rows(len(masks), _after(before, states, axis), axis)
+    parts = unmasked.beside.get(layer - 1, ())
+    after = [part[:, before:] if isinstance(part, Tensor) else part for part in parts]
+    beside = _each_in_rows(len(masks), after)
+    given = {states_name(f.layers[layer]): entering}
+    started = starting_at(f, unmasked, layer, given, after_prompt, beside)
+    with replaced_forwards(heads_masked(f, layer, masks[:, None]), *started):
         states = states_of(base(input_ids=rows, **with_cache(base, cache), use_cache=True))
     return _rows(states, len(masks))
 

@@ -1,5 +1,6 @@
 """Embeddings of sampled responses: the model's own hidden state at their final token."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,10 +12,12 @@ from transformers import DynamicCache
 
 from lm_polygraph_asmi.core.model.check import LONGER
 from lm_polygraph_asmi.core.model.devices import execution_device, lowest_precision
+from lm_polygraph_asmi.core.model.foreign import depends_on_place
 from lm_polygraph_asmi.core.model.forwards import replaced_forwards, with_cache
 from lm_polygraph_asmi.core.model.masked import MaskedModel
-from lm_polygraph_asmi.core.model.passes import returning, validate_tokens
-from lm_polygraph_asmi.core.model.state import has_foreign_code
+from lm_polygraph_asmi.core.model.passes import returning, states_name, validate_tokens
+
+log = logging.getLogger("lm_polygraph")
 
 
 def response_embeddings(
@@ -36,23 +39,30 @@ def response_embeddings(
     ids = [torch.tensor(response, dtype=torch.long) for response in responses]
     for response in ids:
         validate_tokens(f.model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
-    longest = f.found.setdefault(("embeddings", f.attention), [0])
+    alone = partial(_embedding, f, layer, prompt_ids)
     # The prompt runs once for all where the model keeps plain keys and values, which a pass of the
     # longest response confirms; else each response gets a pass.
-    plain = f.structure.passes.get("response") == "packed" and not has_foreign_code(f.model)
-    alone = partial(_embedding, f, layer, prompt_ids)
-    if plain and longest[0] is not None:
-        found = _after_one_prompt(f, layer, prompt_ids, ids)
+    longest = f.found.setdefault(("embeddings", f.attention), [0])
+    if f.structure.passes.get("response") == "packed" and longest[0] is not None:
         at = max(range(len(ids)), key=lambda i: len(ids[i]))
         length = len(prompt_ids) + len(ids[at])
-        if length <= LONGER * longest[0]:
-            return found
-        expected = alone(ids[at])
-        rounding = 1e-4 if lowest_precision(f.model).itemsize >= 4 else 0.05
-        right = bool((found[at] - expected).norm() <= rounding * expected.norm())
-        longest[0] = length if right else None
-        if right:
-            return found
+        cause = "code of others does not act on each position alike"
+        if not depends_on_place(f):
+            found = _after_one_prompt(f, layer, prompt_ids, ids)
+            if length <= LONGER * longest[0]:
+                return found
+            expected, cause = alone(ids[at]), "those after one pass of the prompt are wrong"
+            rounding = 1e-4 if lowest_precision(f.model).itemsize >= 4 else 0.05
+            if (found[at] - expected).norm() <= rounding * expected.norm():
+                longest[0] = length
+                return found
+        longest[0] = None
+        separate = sum(len(prompt_ids) + len(response) for response in ids)
+        log.warning(
+            "%s: each of %d responses is embedded by a pass of its own, %.1f times the work "
+            "(positions): %s", type(f.model).__name__, len(ids),
+            separate / (len(prompt_ids) + len(ids) * len(ids[at])), cause,
+        )  # fmt: skip
     return torch.stack([alone(response) for response in ids])
 
 
@@ -61,13 +71,7 @@ def _embedding(
 ) -> Float[Tensor, " D"]:
     """Embedding of a response, by a pass of its own."""
     tokens = torch.cat([prompt_ids.cpu(), response])[None]
-    hidden = _states_entering(f, layer, tokens)
-    if hidden.shape[:2] != tokens.shape:
-        raise ValueError(
-            f"{type(f.model).__name__} has hidden states of shape {tuple(hidden.shape)}: a "
-            "response has no single embedding, so Adapt-ASMI is not defined"
-        )
-    return hidden[0, -1].float()
+    return _states_entering(f, layer, tokens)[0, -1].float()
 
 
 def _after_one_prompt(
@@ -94,7 +98,16 @@ def _states_entering(
     entering: list[Tensor] = []
     base, device = f.base, execution_device(f.model.get_input_embeddings())
     caching = {} if cache is None else with_cache(base, cache)
-    skipped = (returning(layers[i], returns[i], entering) for i in range(layer, len(layers)))
+
+    def keep(given: dict[str, Any]) -> None:
+        entering.append(given[states_name(layers[layer])])
+
+    skipped = [returning(layers[i], returns[i], act=keep) for i in range(layer, len(layers))]
     with replaced_forwards(*skipped):
         base(input_ids=input_ids.to(device), use_cache=cache is not None, **caching)
+    if entering[0].shape[:2] != input_ids.shape:
+        raise ValueError(
+            f"{type(f.model).__name__} has hidden states of shape {tuple(entering[0].shape)}: a "
+            "response has no single embedding, so Adapt-ASMI is not defined"
+        )
     return entering[0]

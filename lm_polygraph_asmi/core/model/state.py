@@ -222,19 +222,17 @@ def _sums(record: Record) -> list[int]:
     return torch.stack(sums).tolist() if sums else []
 
 
-def has_foreign_code(model: nn.Module) -> bool:
-    """Whether a module has hooks, or a forward method of its own, of other code than transformers
-    and accelerate, which only record or fetch weights.
-
-    It may act differently at each position and for each text.
-    """
-    for module in model.modules():
+def foreign_modules(model: nn.Module) -> list[str]:
+    """Paths of modules that have hooks, or a forward method of their own, of other code than
+    transformers and accelerate, which only record or fetch weights."""
+    paths = []
+    for path, module in model.named_modules():
         code = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
         if "forward" in vars(module) and not hasattr(module, "_hf_hook"):
             code.append(module.forward)
         if not all(map(_of_library, code)):
-            return True
-    return False
+            paths.append(path)
+    return paths
 
 
 def _of_library(code: Any) -> bool:

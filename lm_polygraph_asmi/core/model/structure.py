@@ -278,7 +278,7 @@ def _width(layer: nn.Module, path: str, default: Any) -> Any:
     return getattr(module, "in_features", getattr(module, "nx", default))
 
 
-def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
+def ordinary_tokens(model: PreTrainedModel) -> Tensor:
     """Token ids (1, `TOKENS`) of a short text without those that the configuration names, which a
     model may treat differently; where the model runs."""
     text, special = model.config.get_text_config(decoder=True), set[int]()
@@ -313,7 +313,7 @@ def _short_passes(
 ) -> tuple[str, tuple[int, ...]]:
     """Path of the base model, and what layers return; raises unless each layer runs once, and the
     model is deterministic and causal."""
-    name, parts, tokens = type(model).__name__, path.split("."), _ordinary_tokens(model)
+    name, parts, tokens = type(model).__name__, path.split("."), ordinary_tokens(model)
     outer = [".".join(parts[:end]) for end in range(1, len(parts))]
     inner = [f"{path}.{at}" for at in dict(model.get_submodule(path).named_children())]
     heads = [f"{inner[index]}.{at}" for index, at in projections.items()]
@@ -366,7 +366,7 @@ def _check_named_projection(model: PreTrainedModel, path: str, index: int, named
         if at and (at == named or hasattr(module, "in_features")
                    or any(p.ndim > 1 for p in module.parameters(recurse=False)))
     ]  # fmt: skip
-    tokens = _ordinary_tokens(model)
+    tokens = ordinary_tokens(model)
     _, first = _watched(model, [layer, *inside], tokens)
     tokens[0, 0] = tokens[0, -1]
     _, second = _watched(model, [layer, *inside], tokens)

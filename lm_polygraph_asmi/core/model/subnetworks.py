@@ -3,7 +3,6 @@
 The fastest passes that the self-check trusts are used. Where they fail, the next slower ones are.
 """
 
-import logging
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from lm_polygraph_asmi.core.model.check import (
     check_unmasked,
     self_check,
     trusted,
+    warn_slower,
 )
 from lm_polygraph_asmi.core.model.masked import MaskedModel
 from lm_polygraph_asmi.core.model.memory import batch_bytes, default_budget, in_chunks
@@ -27,8 +27,6 @@ from lm_polygraph_asmi.core.model.passes import (
     packed,
     rows_after_prompt,
 )
-
-log = logging.getLogger("lm_polygraph")
 
 PACKED_POSITIONS = {"cpu": 256, "gpu": 4096}
 """Most response positions in one packed sequence. Each is compared with all others, so longer ones
@@ -95,18 +93,31 @@ def run_subnetworks(
     # On the CPU, since indices from there fit states on any device.
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
     kept = distinct.bool().all(dim=1) & shortcut
-    masked = distinct[~kept]
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[kept] = unmasked.final_hidden
     check_unmasked(f, unmasked)
-    budget = memory_budget or default_budget(unmasked.final_hidden.device)
-    use = trusted(f, layer, unmasked.scope)
-    # Until the passes of one kind are right; full passes, the last, always are.
-    while len(masked):
-        way = PASSES[unmasked.scope][use.names[0]]
-        chunk = _masks_per_pass(f, unmasked, len(masked), budget, way)
+    if not kept.all():
+        budget = memory_budget or default_budget(unmasked.final_hidden.device)
+        hidden[~kept] = _masked_states(f, unmasked, layer, distinct[~kept], budget)
+    return Subnetworks(hidden, counts.float(), index)
+
+
+def _masked_states(
+    f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Tensor, budget: int
+) -> Float[Tensor, "B T D"]:
+    """Final states under each mask: by the fastest passes, or by slower ones until they are right.
+
+    Full passes, the last, always are; their errors are raised.
+    """
+    use, passes = trusted(f, layer, unmasked.scope), PASSES[unmasked.scope]
+    if use.cause:
+        warn_slower(f, unmasked, layer, len(masks), use.cause, next(iter(passes)))
+        use.cause = None
+    while True:
+        way = passes[use.names[0]]
+        chunk = _masks_per_pass(f, unmasked, len(masks), budget, way)
         try:
-            parts = in_chunks(partial(way, f, unmasked, layer), masked, chunk)
+            parts = in_chunks(partial(way, f, unmasked, layer), masks, chunk)
         except (torch.OutOfMemoryError, FloatingPointError):
             raise
         except Exception as error:  # models raise different errors
@@ -114,15 +125,12 @@ def run_subnetworks(
                 raise
             wrong: str | None = f"it raised {type(error).__name__}: {error}"
         else:
-            states = hidden[~kept] = torch.cat(parts)
+            states = torch.cat(parts)
             together = max(map(len, parts)) if way is packed else 1
             positions = together * len(unmasked.final_hidden)
-            wrong = self_check(f, unmasked, layer, masked, states, positions)
-        if wrong is None:
-            break
+            wrong = self_check(f, unmasked, layer, masks, states, positions)
+            if wrong is None:
+                return states
         failed = use.give_up()
-        log.warning(
-            "%s: %r failed the self-check (scope %s): %s. Using %r, which is slower",
-            type(f.model).__name__, failed, unmasked.scope, wrong, use.names[0],
-        )  # fmt: skip
-    return Subnetworks(hidden, counts.float(), index)
+        cause = f"{failed!r} failed the self-check (scope {unmasked.scope}): {wrong}"
+        warn_slower(f, unmasked, layer, len(masks), cause, failed)

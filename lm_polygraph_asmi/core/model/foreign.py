@@ -1,0 +1,73 @@
+"""Whether code of others in a model acts on each position alike, as norms and activations do.
+
+Kernels of transformers (`use_kernels=True`), Liger kernels and hooks replace what modules compute.
+Fast passes run the same positions at other places and in other rows, so they need this of modules
+inside the base model. Then the self-check compares them with full passes, as for any model.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lm_polygraph_asmi.core.model.devices import lowest_precision
+from lm_polygraph_asmi.core.model.forwards import Forward, replaced_forwards
+from lm_polygraph_asmi.core.model.masked import MaskedModel
+from lm_polygraph_asmi.core.model.state import foreign_modules
+from lm_polygraph_asmi.core.model.structure import TOKENS, ordinary_tokens
+
+TIMES = 64
+"""So many times a short text is repeated: a module that depends on the place gives itself away."""
+
+
+def depends_on_place(f: MaskedModel) -> list[str]:
+    """Paths of modules with code of others that does not act on each position and row alike."""
+    key, inside = "depends on place", f"{f.structure.base_model}."
+    if key not in f.found:
+        modules = {
+            path: f.model.get_submodule(path)
+            for path in foreign_modules(f.model)
+            if f"{path}.".startswith(inside)
+        }
+        calls: dict[str, tuple[Any, Any]] = {}
+
+        def watch(path: str, real: Forward, *args: Any, **kwargs: Any) -> Any:
+            calls.setdefault(path, (args, kwargs))
+            return real(*args, **kwargs)
+
+        if modules:
+            with replaced_forwards(*((own, partial(watch, at)) for at, own in modules.items())):
+                f.base(input_ids=ordinary_tokens(f.model), use_cache=False)
+        most = 1e-3 if lowest_precision(f.model).itemsize >= 4 else 0.05
+        f.found[key] = [at for at in calls if not _acts_alike(modules[at], *calls[at], most)]
+    paths: list[str] = f.found[key]
+    return paths
+
+
+def _acts_alike(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], most: float
+) -> bool:
+    """Whether a text that is repeated, in two rows, gives what the text gives, repeated."""
+    try:
+        once, often = module(*args, **kwargs), module(*_repeated(args), **_repeated(kwargs))
+    except Exception:  # of a module that takes one length alone
+        return False
+    pairs = zip(tree_leaves(_repeated(once)), tree_leaves(often), strict=True)
+    return all(_close(one, other, most) for one, other in pairs if isinstance(one, Tensor))
+
+
+def _repeated(parts: Any) -> Any:
+    def repeat(tensor: Tensor) -> Tensor:
+        sizes = [TIMES if size == TOKENS else 1 for size in tensor.shape]
+        return tensor.repeat([2, *sizes[1:]] if tensor.shape[:1] == (1,) else sizes)
+
+    return tree_map_only(Tensor, repeat, parts)
+
+
+def _close(one: Tensor, other: Tensor, most: float) -> bool:
+    if one.shape != other.shape:
+        return False
+    difference = (one.double() - other.double()).norm(dim=-1)
+    return bool((difference <= most * one.double().norm(dim=-1)).all())

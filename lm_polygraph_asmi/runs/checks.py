@@ -16,12 +16,13 @@ from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.filesize import decimal
+from transformers import PretrainedConfig
 
 from lm_polygraph_asmi.config import ASMIConfig, check_stop
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
-from lm_polygraph_asmi.host.window import read_window
+from lm_polygraph_asmi.host.window import read_config, read_window
 from lm_polygraph_asmi.options import check_shell_stop
 from lm_polygraph_asmi.runs.misfits import (
     answers_misfits,
@@ -75,6 +76,16 @@ class Plan:
     def asked(self) -> list[DataRow]:
         """The rows that are asked with the first seed."""
         return self.rows.asked(self.config, int((self.config.get("seed") or [1])[0]))
+
+    @cached_property
+    def model(self) -> dict[str, Any]:
+        """The node `model`; empty if there is none."""
+        return container(self.config.get("model") or DictConfig({}))
+
+    @cached_property
+    def configuration(self) -> PretrainedConfig | None:
+        """What the model's config.json says; None for a model without local weights."""
+        return read_config(self.model)
 
     @cached_property
     def needs(self) -> list[Need]:
@@ -185,7 +196,6 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
 def check_window(plan: Plan) -> Iterator[Finding]:
     """Prompts that do not fit the model's context window with an answer of the greatest length."""
     config = plan.config
-    model = container(config.get("model") or DictConfig({}))
     limit = config.get("max_new_tokens", 100)  # LM-Polygraph's default
     if plan.without_model:
         yield from plan.without_model
@@ -194,10 +204,11 @@ def check_window(plan: Plan) -> Iterator[Finding]:
         "attention_all" in estimator.stats_dependencies for estimator in plan.estimators
     )
     try:
-        window = read_window(model, bool(config.get("instruct")), bool(maps))
+        instruct = bool(config.get("instruct"))
+        window = read_window(plan.model, plan.configuration, instruct, bool(maps))
         too_long = unusable_rows(plan.asked, lambda row: window.too_long(row.input, limit))
     except (OSError, ValueError, ImportError) as error:
-        said = f"cannot read configuration or tokenizer of {model.get('path')}: {error}"
+        said = f"cannot read configuration or tokenizer of {plan.model.get('path')}: {error}"
         # A load script of the user's may know a model that is not here.
         yield Finding(said, fatal=not isinstance(error, OSError))
         return
@@ -235,11 +246,7 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
     if unread := ", ".join(f"generation_params.{name}" for name in given if name not in known):
         yield Finding(f"LM-Polygraph does not read {unread}: leave it out, or set {list(known)}")
     try:
-        shipped = (
-            read_shipped(container(config.get("model") or DictConfig({})))
-            if not plan.without_model
-            else {}
-        )
+        shipped = {} if plan.without_model else read_shipped(plan.model)
     except (OSError, ValueError, TypeError):  # TypeError without config.json
         return  # no such model: reported when it is loaded
     for name in sorted(shipped.keys() & known):

@@ -15,7 +15,6 @@ from lm_polygraph_asmi.host.configs import container, has_shipped_script
 from lm_polygraph_asmi.host.mends import MENDS
 from lm_polygraph_asmi.host.model import class_without_attention, unmaskable_class
 from lm_polygraph_asmi.host.quality import METRICS
-from lm_polygraph_asmi.host.window import read_config
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.validation import did_you_mean
 
@@ -84,13 +83,12 @@ def metric_misfits(plan: "Plan") -> Iterator[str]:
 
 def model_misfits(plan: "Plan") -> Iterator[str]:
     """Methods that the model's class cannot serve, and devices that are not there."""
-    model = container(plan.config.get("model") or OmegaConf.create({}))
-    arguments = model.get("load_model_args") or {}
+    arguments = plan.model.get("load_model_args") or {}
     yield from _absent_devices(arguments.get("device_map"))
-    if plan.without_model or not has_shipped_script(model):
+    if plan.without_model or not has_shipped_script(plan.model):
         return  # a load script of the user's may load another class
     try:
-        config = read_config(model)
+        config = plan.configuration
     except (OSError, ValueError, ImportError):  # a finding of the window
         return
     if config is None:

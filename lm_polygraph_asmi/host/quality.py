@@ -14,7 +14,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -92,7 +92,10 @@ def _plain(char: str) -> str:
 
 
 def _of_number(before: str, marks: str, after: str) -> str:
-    """What a number keeps of the marks between two characters before it and two after them."""
+    """Those of the marks before a number that stay in its word; "" if no number follows.
+
+    `before` and `after` are the two characters on each side of the marks.
+    """
     if after and unicodedata.category(after[0]) == "Sc":  # a currency
         after = after[1:]
     if not after[:1].isnumeric():
@@ -168,16 +171,8 @@ def unread_rows(
     return rows
 
 
-def unread(
-    metric: str,
-    golds: Sequence[Any],
-    ids: Sequence[Any] | None = None,
-    process: Callable[[str], str] = str,
-) -> str | None:
-    """`unread_rows` in words, and what to do; None without any."""
-    rows = unread_rows(metric, golds, ids, process)
-    if not rows:
-        return None
+def why_unread(metric: str, rows: Mapping[Any, tuple[str, str]], of: int) -> str:
+    """What `unread_rows` found among so many rows, in words, and what to do."""
     shown = "; ".join(f"{row}: {text!r:.80} {why}" for row, (text, why) in [*rows.items()][:3])
     advice = "use generation_metrics=[{name: ReferenceInAnswer}], which reads any script"
     if any("word" in why for _, why in rows.values()):
@@ -186,8 +181,7 @@ def unread(
             "process_target_fn=null, which compares texts as they are, or leave these rows out"
         )
     return (
-        f"{metric} cannot judge by the gold answers of {len(rows)} of {len(golds)} rows ({shown}): "
-        f"{advice}"
+        f"{metric} cannot judge by the gold answers of {len(rows)} of {of} rows ({shown}): {advice}"
     )
 
 
@@ -264,7 +258,7 @@ class TokenRecall(_WordMetric):
 
 
 class RougeMetric(HostRouge):
-    """LM-Polygraph's ROUGE; NaN, so that a row has no label, by a gold answer not read whole."""
+    """LM-Polygraph's ROUGE, but NaN, no label, for a gold answer that it cannot read as a whole."""
 
     def _score_single(self, t1: str, t2: str) -> float:
         return np.nan if _dropped_by_rouge(t2) else float(super()._score_single(t1, t2))

@@ -21,7 +21,7 @@ from transformers import PretrainedConfig
 from lm_polygraph_asmi.config import ASMIConfig, check_stop
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
-from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
+from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread_rows, why_unread
 from lm_polygraph_asmi.host.window import read_config, read_window
 from lm_polygraph_asmi.options import check_shell_stop
 from lm_polygraph_asmi.runs.misfits import (
@@ -174,7 +174,10 @@ def check_rows(plan: Plan) -> Iterator[Finding]:
 
 
 def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
-    """Gold answers by which a metric cannot judge; of few of them, ROUGE only makes no label."""
+    """Gold answers that a metric cannot read.
+
+    ROUGE gives their rows no label. If these are few, that is only a warning.
+    """
     functions = [n for n in ("process_output_fn", "process_target_fn") if config.get(n)]
     if len(functions) == 1:
         yield Finding(f"LM-Polygraph calls both or neither, and only {functions[0]} is set")
@@ -187,10 +190,10 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
         name = metric["name"]
         if "lang" in (metric.get("kwargs") or {}):
             continue  # the user's own choice of a model
-        if found := unread(name, golds, ids, process):
-            few = len(unread_rows(name, golds, ids, process)) <= LEFT_OUT * len(rows)
-            left_out = name.startswith("Rouge") and few
-            yield Finding(found, fatal=not (left_out or name.startswith(ENGLISH)))
+        if found := unread_rows(name, golds, ids, process):
+            left_out = name.startswith("Rouge") and len(found) <= LEFT_OUT * len(rows)
+            fatal = not (left_out or name.startswith(ENGLISH))
+            yield Finding(why_unread(name, found, len(rows)), fatal)
 
 
 def check_window(plan: Plan) -> Iterator[Finding]:
@@ -224,7 +227,10 @@ def check_side_models(plan: Plan) -> Iterator[Finding]:
 
 
 def check_generation(plan: Plan) -> Iterator[Finding]:
-    """What would sample or pad answers, and what the model ships: LM-Polygraph takes the rest."""
+    """Generation parameters that would sample or pad answers, and those that the model ships.
+
+    LM-Polygraph uses a model's own where the run sets none.
+    """
     config = plan.config
     given, known = config.get("generation_params") or {}, vars(GenerationParameters())
     if given.get("do_sample"):

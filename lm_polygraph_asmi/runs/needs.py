@@ -124,11 +124,10 @@ def download(needs: Iterable[Need]) -> Iterator[str]:
 
 
 def _language_model(model: Mapping[str, Any]) -> Iterator[Need]:
-    name = str(model.get("path"))
-    chosen = (model.get("load_model_args") or {}).get
-    repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
     if "path" not in model or model.get("type", "CausalLM") not in ("CausalLM", "Seq2SeqLM"):
         return
+    name, chosen = str(model["path"]), (model.get("load_model_args") or {}).get
+    repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
     if base := repository.base:
         yield from _language_model(
             {"path": base, "load_model_args": {"cache_dir": repository.cache}}

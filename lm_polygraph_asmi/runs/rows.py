@@ -82,10 +82,13 @@ class DataRow(NamedTuple):
 class RunRows:
     """The rows of a run, before LM-Polygraph's own subsampling.
 
-    `revision`: commit of a hub dataset; else, of chosen rows, a digest over all shards. `labelled`:
-    whether they have gold answers, else empty ones. `chosen`: by the node `data`. `named`: whether
-    a manifest names them; LM-Polygraph may read other sources differently. `saved`: folders that
-    have them.
+    Attributes:
+        revision: commit of a hub dataset; of other chosen rows, a digest over all shards.
+        labelled: whether they have gold answers; those without have empty ones.
+        named: whether a manifest lists their ids. It does not where LM-Polygraph reads the source
+            in its own way, which may give other rows.
+        chosen: whether the node `data` chose them.
+        saved: folders into which they were written.
     """
 
     rows: list[DataRow]

@@ -1,7 +1,7 @@
 """What a run shows: one bar in a terminal, a line now and then in a file. All else is in its log.
 
-Here alone the plugin reaches into LM-Polygraph's manager and into tqdm; `tests/runs/test_screen.py`
-says when a release moves what is used.
+Only this module uses the inside of LM-Polygraph's manager and of tqdm. `tests/runs/test_screen.py`
+fails when a release moves what is used.
 """
 
 import logging
@@ -42,7 +42,7 @@ PARTS = 20
 
 @contextmanager
 def screen(script: dict[str, Any]) -> Iterator[None]:
-    """Meanwhile, the run of the script with these globals shows its rows, phase and time left.
+    """Inside the block, the run of the script with these globals shows rows, phase and time left.
 
     Bars and notices of libraries go to the log file of the run. All is undone at the end.
     """

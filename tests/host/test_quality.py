@@ -62,7 +62,7 @@ def test_the_best_of_all_accepted_answers_counts():
     targets = [["blue", "Mill"], ["mill", "kites"]]
     np.testing.assert_array_equal(ReferenceInAnswer()(stats, targets), [1, 0])
     np.testing.assert_array_equal(ReferenceInAnswer()(stats, ["mill", "kite"]), [1, 1])
-    assert quality.unread("AlignScore", [["1931", "Эдда"]]) is None
+    assert quality.unread_rows("AlignScore", [["1931", "Эдда"]]) == {}
 
 
 LOOK_DIFFERENT = [

@@ -185,14 +185,10 @@ def test_every_benchmark_and_backbone(machine, config, model):
 GATED = ("--config-name", "asmi_coqa", "model=asmi_llama2_7b", "data.first=2")
 
 
+@pytest.mark.slow
 def test_a_model_with_terms_to_accept(machine):
     machine.hub.gated.add(LLAMA)
     machine.fails(*GATED, says=(LLAMA, "accept", "hf auth login"))
-
-
-@pytest.mark.slow
-def test_a_model_whose_terms_were_accepted(machine):
-    machine.hub.gated.add(LLAMA)
     machine.fails(*GATED, says=(LLAMA, "accept"), HF_TOKEN="hf_of_another_user")
     machine.run(*GATED, HF_TOKEN=TOKEN)
 
@@ -227,6 +223,7 @@ def test_a_repository_that_stops_answering_in_the_middle_of_a_file(machine, file
     assert {each for each, times in machine.hub.fetched().items() if times > 1} == {file}
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer_is_asked_once(machine):
     """`datasets` would ask again, each time after a longer pause, and say so."""
     machine.hub.silent.add("LM-Polygraph/coqa")

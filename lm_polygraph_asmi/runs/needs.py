@@ -99,9 +99,9 @@ class Need(NamedTuple):
 
 
 def needs_of(plan: "Plan") -> list[Need]:
-    """All that a run would download, or LM-Polygraph by itself.
+    """All that a run, or LM-Polygraph by itself, would download.
 
-    What is on this machine is found without a hub, which is only asked for what is missing.
+    A hub is asked only for what is not on this machine.
     """
     return [
         *_language_model(plan.model),
@@ -112,7 +112,7 @@ def needs_of(plan: "Plan") -> list[Need]:
 
 
 def download(needs: Iterable[Need]) -> Iterator[str]:
-    """Download what is missing; yields a sentence for what cannot be had, and goes on."""
+    """Download what is missing; yields a sentence for each thing that cannot be had."""
     for need in needs:
         if need.problem and not isinstance(need.source, LibraryData):
             yield need.problem

@@ -191,9 +191,9 @@ def read_data(
 
     A file is JSON lines, CSV or Parquet, or .json in SQuAD's format. A hub dataset is a name, or
     name and configuration, "name@revision" if pinned; None: the demo's questions. From SQuAD's
-    columns the prompt is built (`squad.PROMPTS`); else the columns of prompts and answers (None: no
-    answers) are read. Rows share a cluster by a column `cluster`, the passage, or `text_clusters`
-    of the prompts.
+    columns the prompt is built (`squad.prompt_of`); else the columns of prompts and answers (None:
+    no answers) are read. Rows share a cluster by a column `cluster`, by the passage, or by
+    `text_clusters` of the prompts.
     """
     revision = None
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
@@ -303,7 +303,7 @@ def _from_questions(questions: list[Question], style: str, closed_book: bool) ->
 def _from_columns(
     table: Table, name: str, text: str, label: str | None, prefix: str
 ) -> list[DataRow]:
-    """Rows of complete prompts; without a column `id`, ids are their numbers after `prefix`."""
+    """Rows of complete prompts. Without a column `id`, an id is `prefix` and the row's number."""
     columns = list(dict.fromkeys(column for row in table for column in row))
     for column in (text, label):
         if table and column is not None and column not in columns:

@@ -131,15 +131,13 @@ def test_a_trainers_objects_beside_the_weights_are_skipped(stand_ins, tmp_path, 
         ("own/Align.Score", None, FILE),
         ("own/Align.Score@0a1b", "0a1b", FILE),
         ("https://mirror.invalid/own/Align.Score/resolve/0a1b/a/b.ckpt?x=1", "0a1b", "a/b.ckpt"),
+        ("own/file", None, None),  # which is there
+        ("none.ckpt", None, None),
     ],
 )
-def test_names_of_a_checkpoint_on_a_hub(named, revision, file):
-    assert source_of(named) == Repository("own/Align.Score", revision, part=file)
-
-
-def test_what_is_a_file_is_not_on_a_hub(stand_ins, tmp_path, monkeypatch):
+def test_names_of_a_checkpoint_on_a_hub(tmp_path, monkeypatch, named, revision, file):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "file").touch()
-    for named in ("own/file", "none.ckpt", str(stand_ins.align_score)):
-        assert source_of(named) is None
+    expected = Repository("own/Align.Score", revision, part=file) if file else None
+    assert source_of(named) == expected

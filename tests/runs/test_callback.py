@@ -240,32 +240,12 @@ def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monk
     assert read_manifest(manager)["status"] == "completed"
 
 
-def test_one_call_of_a_function_is_replaced():
-    called = []
-
-    def main(argument="default"):
-        called.append(argument)
-        return argument
-
-    callback._let_run_call(lambda function, argument: ("run", function(argument)), main)
-    assert (main("first"), main(), called) == (("run", "first"), "default", ["first", "default"])
-
-
-def test_a_run_without_a_record_does_not_start(run, monkeypatch):
-    """Hydra only warns if a callback fails."""
-    broken = Mock(side_effect=RuntimeError("no such device"))
-    monkeypatch.setattr("lm_polygraph_asmi.runs.callback.reset_peak_memory", broken)
-    with pytest.raises(SystemExit, match="its record failed with RuntimeError: no such device"):
-        run("data.first=2")
-
-
-def test_manifests_are_plain_json_and_written_whole(tmp_path, monkeypatch):
+def test_manifests_are_plain_json_and_written_whole(tmp_path):
     manager = tmp_path / "ue_manager_seed7"
     write_manifest({"status": "running"}, manager)
-    assert json.loads((tmp_path / "asmi_manifest_seed7.json").read_text())["status"] == "running"
-    with pytest.raises(ValueError, match="the field 'seconds': expected a finite number"):
+    with pytest.raises(ValueError, match="'seconds'"):
         write_manifest({"seconds": float("nan")}, manager)
-    assert read_manifest(manager) == {"status": "running"}
+    assert json.loads((tmp_path / "asmi_manifest_seed7.json").read_text()) == {"status": "running"}
     torch.save({"state": "Initialized", "stats": {}, "metrics": {"PRR": 0.5}}, manager)
     ended = {"status": "failed", "error": "of another seed", "model": {}, "config": {"model": {}}}
     callback._add_results(ended, manager)
@@ -273,15 +253,18 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path, monkeypatch):
     before = model_of({"path": tmp_path})
     write_manifest({"status": "stopped"}, manager)  # of the same size
     assert model_of({"path": tmp_path}) != before
-    with pytest.raises(FileNotFoundError, match="only runs with the callback"):
+    with pytest.raises(FileNotFoundError, match="RunRecord"):
         read_manifest(tmp_path / "ue_manager_seed8")
+
+
+def test_a_models_revision_and_settings_are_those_of_its_cache(monkeypatch):
     cached = Mock(return_value="hub/snapshots/abc/config.json")
     monkeypatch.setattr(manifests, "try_to_load_from_cache", cached)
     own = {"revision": "v2", "cache_dir": "mine"}
     asked = [{"path": "owner/name", "load_model_args": arguments} for arguments in (None, own)]
     assert [model_of(node)["revision"] for node in asked] == ["abc", "abc"]
     assert [call.args[2:] for call in cached.call_args_list] == [(None, "main"), ("mine", "v2")]
-    settings = Mock(return_value=GenerationConfig())  # as it ships them, too
+    settings = Mock(return_value=GenerationConfig())
     monkeypatch.setattr(GenerationConfig, "from_pretrained", settings)
     read_shipped(asked[1])
     assert settings.call_args.kwargs == own

@@ -8,7 +8,7 @@ fails if a trainer saved objects of its own beside the weights.
 import logging
 import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +20,12 @@ from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignSc
 from torch import Tensor, nn
 
 from lm_polygraph_asmi.host.hub import Repository
+from lm_polygraph_asmi.validation import listed
 
 FILE = "AlignScore-large.ckpt"
 CHECKPOINT = "yzha/AlignScore"
 """The repository of LM-Polygraph's default."""
 EXPECTED = f"expected align_score_path to name the file {FILE}, or {CHECKPOINT}"
-NAMED = 3
-"""Largest number of weights that a message lists."""
 SCORING = ("base_model.", "tri_layer.")
 """Parts that make the score; the rest served training."""
 UNUSED = ".position_ids"
@@ -102,7 +101,7 @@ def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
         raise ValueError(f"{checkpoint} has no state_dict: {EXPECTED}")
     if missing := [part for part in SCORING if not any(name.startswith(part) for name in weights)]:
         names = ", ".join(f"{part}*" for part in missing)
-        raise ValueError(f"{checkpoint} lacks {names}, and has {_listed(weights)}: {EXPECTED}")
+        raise ValueError(f"{checkpoint} lacks {names}, and has {listed(weights)}: {EXPECTED}")
     return dict(weights)
 
 
@@ -114,15 +113,9 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
         said = " ".join(str(error).split())
         raise ValueError(f"{checkpoint} is another model's: {said:.300}. {EXPECTED}") from error
     if lacking := [n for n in missing if n.startswith(SCORING) and not n.endswith(UNUSED)]:
-        raise ValueError(f"{checkpoint} lacks {_listed(lacking)}: {EXPECTED}")
+        raise ValueError(f"{checkpoint} lacks {listed(lacking)}: {EXPECTED}")
     if more := [name for name in unused if not name.endswith(UNUSED)]:
-        log.warning("%s has weights that AlignScore does not use: %s", checkpoint, _listed(more))
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Names of weights, of which a model has hundreds."""
-    first = list(names)
-    return ", ".join(first[:NAMED]) + " ..." * (len(first) > NAMED)
+        log.warning("%s has weights that AlignScore does not use: %s", checkpoint, listed(more))
 
 
 def source_of(checkpoint: str) -> Repository | None:

@@ -110,8 +110,8 @@ def _of_number(before: str, marks: str, after: str) -> str:
     return f" {sign}" if sign or within else ""
 
 
-def unjudged(metric: str, gold: str) -> str | None:
-    """Why a metric, by its class or its name in a run, cannot judge by this gold answer; or None.
+def unreadable(metric: str, gold: str) -> str | None:
+    """Why a metric, by its class or its name in a run, cannot read this gold answer; or None.
 
     ROUGE reads only a-z and 0-9: it takes "Хольм 1931" for "1931", and "Huế" for "Huệ". The models
     of `ENGLISH` have seen little else.
@@ -152,7 +152,7 @@ def unread_rows(
     ids: Sequence[Any] | None = None,
     process: Callable[[str], str] = str,
 ) -> dict[Any, tuple[str, str]]:
-    """Rows whose gold answers a metric cannot judge by: id -> gold answer, why.
+    """Rows whose gold answers a metric cannot read: id -> gold answer, why.
 
     Of several gold answers of a row one suffices, but ROUGE must read all: one that it reads in
     part can make a wrong answer right, and one that it does not see a right answer wrong.
@@ -165,7 +165,7 @@ def unread_rows(
     rows: dict[Any, tuple[str, str]] = {}
     for row, gold in zip(range(len(golds)) if ids is None else ids, golds, strict=True):
         texts = gold if isinstance(gold, list) else [gold]
-        reasons = {text: unjudged(metric, process(text)) for text in texts}
+        reasons = {text: unreadable(metric, process(text)) for text in texts}
         if reasons and enough(reasons.values()):
             rows[row] = next((text, why) for text, why in reasons.items() if why)
     return rows
@@ -180,9 +180,7 @@ def why_unread(metric: str, rows: Mapping[Any, tuple[str, str]], of: int) -> str
             "use generation_metrics=[{name: AccuracyMetric}] with process_output_fn=null and "
             "process_target_fn=null, which compares texts as they are, or leave these rows out"
         )
-    return (
-        f"{metric} cannot judge by the gold answers of {len(rows)} of {of} rows ({shown}): {advice}"
-    )
+    return f"{metric} cannot read the gold answers of {len(rows)} of {of} rows ({shown}): {advice}"
 
 
 def reference_in_answer(answer: str, reference: str, squad: bool = False) -> float:

@@ -132,7 +132,7 @@ def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
                 folder = _start(config, main, until_end)
             except Exception as error:
                 raise SystemExit(
-                    f"{STOPPED}: its record failed with {type(error).__name__}: {error}"
+                    f"{STOPPED}: the callback RunRecord failed with {type(error).__name__}: {error}"
                 ) from error
             returned = main(argument)
     except Exception as error:

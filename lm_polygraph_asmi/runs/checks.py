@@ -54,7 +54,7 @@ and, with at most 300 masks, the most probable token under each."""
 
 
 class Finding(NamedTuple):
-    """A problem of a run, and what to do about it; not fatal: a warning of a run that works."""
+    """A problem of a run, and what to do about it. One that is not fatal is only a warning."""
 
     text: str
     fatal: bool = True

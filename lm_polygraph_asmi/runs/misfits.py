@@ -16,7 +16,7 @@ from lm_polygraph_asmi.host.mends import MENDS
 from lm_polygraph_asmi.host.model import class_without_attention, unmaskable_class
 from lm_polygraph_asmi.host.quality import METRICS
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.validation import did_you_mean
+from lm_polygraph_asmi.validation import did_you_mean, listed
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.runs.checks import Plan
@@ -48,7 +48,7 @@ def unbuilt(name: str, error: Exception) -> str:
 
 
 def answers_misfits(plan: "Plan") -> Iterator[str]:
-    """Saved answers that are not there, or not those of the run's prompts."""
+    """Saved answers that are missing, or that belong to other prompts."""
     if (run := OmegaConf.select(plan.config, "asmi.answers")) is None:
         return
     try:
@@ -57,11 +57,10 @@ def answers_misfits(plan: "Plan") -> Iterator[str]:
         yield f"asmi.answers: {error}"
         return
     if lacking := [row.id for row in plan.asked if row.input not in known]:
-        shown = ", ".join(map(str, lacking[:5])) + ", ..." * (len(lacking) > 5)
         yield (
             f"asmi.answers: {run} has no answers to {len(lacking)} of {len(plan.asked)} prompts "
-            f"({shown}): name a run with the same rows (data.size, data.sample, data.shard) and "
-            "the same prompt"
+            f"({listed(lacking)}): name a run with the same rows (data.size, data.sample, "
+            "data.shard) and the same prompt"
         )
 
 

@@ -80,8 +80,12 @@ SENTENCES = (
 class Need(NamedTuple):
     """Something that a run takes from elsewhere.
 
-    `source` is None for a local file; `problem` says why it cannot be used, None: it is on this
-    machine, or could be had; `fatal`: whether the run cannot do without it.
+    Attributes:
+        name: what it is.
+        by: what needs it.
+        source: where it comes from; None: a local file.
+        problem: why it cannot be used; None: it is on this machine, or a hub has it.
+        fatal: whether the run cannot do without it.
     """
 
     name: str
@@ -143,7 +147,7 @@ def _language_model(model: Mapping[str, Any]) -> Iterator[Need]:
 
 
 def _rows(plan: "Plan") -> Iterator[Need]:
-    """The data set of rows that were not read yet."""
+    """The data set, if its rows have not been read yet."""
     unread = not plan.rows.rows and not plan.faults
     source = "data.source" if are_chosen(plan.config) else "dataset"
     if unread and (rows := repository_of(OmegaConf.select(plan.config, source))):

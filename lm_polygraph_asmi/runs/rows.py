@@ -36,12 +36,11 @@ from lm_polygraph_asmi.validation import (
     check_one_of,
     check_whole,
     identity,
+    listed,
     lone_surrogate,
 )
 
 log = logging.getLogger("lm_polygraph")
-NAMED = 10
-"""Largest number of rows that a message lists."""
 
 Item = TypeVar("Item")
 SELECTING = {
@@ -115,7 +114,7 @@ def _identity(value: Any) -> str:
 
 
 def problem_of(row: DataRow, multiref: bool | None = False) -> str | None:
-    """Why a row cannot be asked; None if it can.
+    """Why a row cannot be used; None if it can.
 
     Args:
         row: the row.
@@ -233,7 +232,7 @@ def table_of(file: str | Path, text_column: str) -> Table:
     rows = list(read_table(file, (text_column,)))
     wrong = [f"row {row.number} ({row.error})" for row in rows if row.error]
     if wrong:
-        raise ValueError(f"{file}: {_cannot_ask(wrong, len(rows))}")
+        raise ValueError(f"{file}: {_cannot_use(wrong, len(rows))}")
     return [row.content for row in rows]
 
 
@@ -327,7 +326,7 @@ def _from_columns(
 
 
 def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
-    """The rows that a config's node `data` describes; ValueError for one that cannot be asked.
+    """The rows that a config's node `data` describes; ValueError for one that cannot be used.
 
     `data` has arguments of `read_data` and of `SELECTING`, which are applied in this order: `size`
     with `subsample_seed` (as LM-Polygraph draws it), `first`, `sample` (see `sample`), `shard`.
@@ -362,14 +361,14 @@ def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
 
 
 def unusable_rows(rows: Sequence[DataRow], problem: Callable[[DataRow], str | None]) -> str | None:
-    """Error message for rows that cannot be asked, by the reason for each; None without any."""
+    """Error message for rows that cannot be used, by the reason for each; None without any."""
     problems = [f"{row.id} ({reason})" for row in rows if (reason := problem(row))]
-    return _cannot_ask(problems, len(rows)) if problems else None
+    return _cannot_use(problems, len(rows)) if problems else None
 
 
-def _cannot_ask(problems: list[str], rows: int) -> str:
-    named = "; ".join(problems[:NAMED]) + "; ..." * (len(problems) > NAMED)
-    return f"cannot ask {len(problems)} of {rows} rows: {named}. Correct or remove them"
+def _cannot_use(problems: list[str], rows: int) -> str:
+    named = listed(problems, 10, between="; ")
+    return f"cannot use {len(problems)} of {rows} rows: {named}. Correct or remove them"
 
 
 def check_usable(read: RunRows, multiref: bool) -> None:
@@ -421,7 +420,7 @@ def _as_the_host_reads(file: str, split: str, text: str, label: str | None) -> l
     ]
     if wrong:
         raise ValueError(
-            f"{file}, as LM-Polygraph reads it with pandas: {_cannot_ask(wrong, len(rows))}, or "
+            f"{file}, as LM-Polygraph reads it with pandas: {_cannot_use(wrong, len(rows))}, or "
             "name the file as data.source in a config with asmi_base, which takes all cells as text"
         )
     return rows

@@ -138,7 +138,7 @@ class Screen(Processor):
         """See `Processor`."""
 
     def write(self, text: str) -> None:
-        """What tqdm draws: a return and the bar; at last a line break, and the log has the bar."""
+        """Take what tqdm draws: bar after bar, then a line break. The last bar goes to the log."""
         if text == "\n":
             log.info("%s", self.bar)
         self.bar = text.strip()
@@ -148,7 +148,7 @@ class Screen(Processor):
         """Nothing is held back."""
 
     def loading(self, record: logging.LogRecord) -> bool:
-        """Passes LM-Polygraph's messages, of which these are phases: "Loading X..."."""
+        """A filter that passes all of LM-Polygraph's messages; "Loading X..." begins a phase."""
         if found := re.fullmatch(r"((?:Loading|Initializing) .*)\.\.\.", record.getMessage()):
             self.phase(found[1])
             if self.in_file:

@@ -44,6 +44,18 @@ def test_what_is_needed_of_a_repository(hub, tmp_path):
     assert "is on this machine without its tokenizer, and the hub" in model.problem()
 
 
+def test_the_base_of_an_adapter_comes_with_it(hub, tmp_path):
+    folder, cache = tmp_path / "hub/models/own/adapter", str(tmp_path / "cache")
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{OWN}"}}')
+    for name in ("adapter_model.safetensors", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    adapter = Repository("own/adapter", cache=cache)
+    assert (adapter.download(), adapter.base) == (adapter.folder, OWN)
+    assert [Repository(name, cache=cache).missing() for name in ("own/adapter", OWN)] == [[], []]
+    assert all("/own/" in request.path for request in hub.requests)
+
+
 @pytest.mark.parametrize(
     ("repository", "said"),
     [

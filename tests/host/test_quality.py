@@ -163,7 +163,7 @@ def test_squads_rule_is_a_setting():
             metric.__name__,
             f"{metric.__name__}_squad",
         )
-        assert quality.unjudged(f"{metric.__name__}_squad", "?!")
+        assert quality.unreadable(f"{metric.__name__}_squad", "?!")
     with pytest.raises(ValueError, match="expected squad: true or false in kwargs, got 'yes'"):
         ReferenceInAnswer(squad="yes")
 
@@ -189,8 +189,8 @@ def test_characters_of_any_script(answer, reference):
 )  # fmt: skip
 def test_gold_answers_that_a_metric_cannot_read(gold, by_rouge, by_words):
     for metric in ("RougeMetric", "Rouge_rougeL"):
-        assert (quality.unjudged(metric, gold) is not None) == by_rouge
-    assert (quality.unjudged("ReferenceInAnswer", gold) is not None) == by_words
+        assert (quality.unreadable(metric, gold) is not None) == by_rouge
+    assert (quality.unreadable("ReferenceInAnswer", gold) is not None) == by_words
     # ROUGE itself agrees with itself, or gives no label.
     own = quality.RougeMetric("rougeL")({"greedy_texts": [gold]}, [gold])
     np.testing.assert_array_equal(own, [np.nan if by_rouge else 1])

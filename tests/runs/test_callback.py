@@ -202,7 +202,7 @@ def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkey
     assert re.fullmatch(
         "3 of the sweep's jobs failed:\n"
         rf"job 0 \(.* data.first=1\): {stopped}expected two rows or more, got 1.*\n"
-        rf"job 1 \(.* data.first=2\): {stopped}its record failed.*{managers[1]} is being .*\n"
+        rf"job 1 \(.* data.first=2\): {stopped}the callback RunRecord .*{managers[1]} is being .*\n"
         r"job 2 \(.* data.first=3\): RuntimeError: no more",
         str(failed.value),
     )

@@ -22,13 +22,20 @@ def of_data(*overrides: str):
     return list(CHECKS["rows"](read_plan(composed("asmi_babiqa", *overrides))))
 
 
-def test_a_setting_that_asmi_does_not_take_is_said_once():
-    plan = read_plan(run_of("asmi_coqa", "estimators=asmi_only", "+asmi.detph=0.7"))
-    ((finding,),) = findings_of(plan).values()  # nothing else can be checked
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("+asmi.detph=0.7", "unknown setting detph (did you mean depth?)"),
+        ("asmi.depth=1.5", "depth must lie in (0, 1), got 1.5: "),
+    ],
+)
+def test_a_setting_that_asmi_does_not_take_is_said_once(setting, said):
+    """Of all estimators together, without what OmegaConf adds; nothing else can be checked."""
+    plan = read_plan(run_of("asmi_coqa", "estimators=asmi_only", setting))
+    ((finding,),) = findings_of(plan).values()
     names = "lm_polygraph_asmi.estimators.asmi, lm_polygraph_asmi.estimators.sem_asmi"
-    assert finding.text.startswith(f"cannot build {names}: ")
-    assert "unknown setting detph (did you mean depth?)" in finding.text
-    assert finding.fatal
+    assert finding.text.startswith(f"cannot build {names}: {said}")
+    assert (finding.text.count("\n"), finding.fatal) == (0, True)
 
 
 def test_values_that_must_be_given():
@@ -176,6 +183,9 @@ def test_models_that_a_run_needs_are_named_before_it(monkeypatch, tmp_path):
         assert f"run `python -m {command} " in text
     config = composed("asmi_coqa", "generation_metrics=[{name: RougeMetric}]")
     assert list(CHECKS["side models"](Plan(config, [Perplexity()]))) == []
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "own/base"}')
+    adapted = composed("asmi_coqa", "model=asmi_local", f"model.path={tmp_path}")
+    assert Plan(adapted).needs[0].name == "model own/base"
     (finding,) = CHECKS["side models"](Plan(config, [SemanticEntropy()]))
     assert finding.text.startswith("the NLI model 'microsoft/deberta-large-mnli' ")
 

@@ -205,7 +205,7 @@ def test_sources_and_ids(tmp_path, caplog):
         ),
         ({"input": ["Who?", " \n"], "output": ["A", "B"]}, {}, r"test:1 \(its prompt is empty\)"),
         ({"input": [["W"], ["W"]], "output": ["A", "B"]}, {}, r"2 of 2 .*is \['W'\], not a text"),
-        ({"input": ["a"] * 11, "output": [None] * 11}, {}, r"cannot ask 11 .*test:9 .*; \.\.\.\."),
+        ({"input": ["a"] * 11, "output": [None] * 11}, {}, r"cannot use 11 .*test:9 .*; \.\.\.\."),
     ],
 )
 def test_rows_that_cannot_be_chosen_or_asked(tmp_path, columns, changed, message):
@@ -296,7 +296,7 @@ def test_numbers_of_a_typed_file(tmp_path):
         (
             "a.csv",
             "input,output\na,b,\nc,d,\n",
-            r"a\.csv: cannot ask 2 of 2 rows: row 1 \(expected 2",
+            r"a\.csv: cannot use 2 of 2 rows: row 1 \(expected 2",
         ),
         ("a.csv", "input,output\na,b\nc\n", r"1 of 2 rows: row 2 \(expected 2 cells.*got 1"),
         ("a.csv", "input,output,output\na,b,c\n", "the column 'output' occurs twice"),

@@ -54,6 +54,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return "".join(f" (did you mean {near}?)" for near in get_close_matches(name, known, 1))
 
 
+def listed(names: Iterable[object], most: int = 5, between: str = ", ") -> str:
+    """The first of many names, in words.
+
+    Example:
+        >>> listed([1, 2, 3], most=2)
+        '1, 2, ...'
+    """
+    shown = list(map(str, names))
+    return between.join(shown[:most] + ["..."] * (len(shown) > most))
+
+
 def describe_fields(content: object) -> str:
     """Describe a row without a prompt, as the end of an error message.
 

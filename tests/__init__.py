@@ -13,7 +13,8 @@ _check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 def check(function: Any) -> Any:
-    """Outside the core, only what has shapes: other functions take anything, and refuse by name.
+    """Outside the core, only what has shapes. Other functions may be given anything, which they
+    refuse by its name.
 
     Inner functions are not checked: each call of the outer one would compile the check anew.
     """

@@ -32,56 +32,54 @@ os.environ["MKL_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ[
 os.environ.update({"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
 
 import gc
-import inspect
 import logging
 import sys
 from collections.abc import Iterator
-from functools import cache, partial
 from pathlib import Path
-from traceback import walk_stack
 
-import omegaconf
 import pytest
-import yaml
 
 # The process that hands tests to the others imports this file, too: no torch, no transformers.
 
 atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
-# OmegaConf reads hundreds of configs with the parser in Python; the one in C gives the same.
-yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+AS_USERS = "AS_USERS_HAVE_IT"
+"""Variable that is set by the option --as-users-have-it.
 
-# PEFT imports it where it is installed, and all of PyTorch's compiler with it; no test uses it.
-sys.modules["bitsandbytes"] = None
+With it, nothing of LM-Polygraph, Hydra and other libraries is replaced. Without it:
 
-
-def stack(*_: int) -> list[inspect.FrameInfo]:
-    """Without the sources, which `inspect` searches for in every module that is imported.
-
-    Hydra asks for it whenever a config is composed, and reads names of files and functions.
-    """
-    return [
-        inspect.FrameInfo(frame, frame.f_code.co_filename, line, frame.f_code.co_name, None, None)
-        for frame, line in walk_stack(sys._getframe(1))
-    ]
-
-
-inspect.stack = stack
-# The same interpolations are parsed in every config.
-omegaconf.base.parse = omegaconf._utils.parse = cache(omegaconf.grammar_parser.parse)
+- `bitsandbytes` cannot be imported, as LM-Polygraph and PEFT do, which saves 1.5 s a process;
+- `tests/composing.py` composes a config's files once, which saves 0.1 s a test;
+- `tests/polygraph.py` lets Hydra compose the config of a run once, not twice: 0.1 s a run;
+- reports have fewer resamples (`few_resamples`), and most write no figure (`no_pictures`).
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
     parser.addoption("--device", help="run tests/model/test_on_device.py there, with every family")
+    parser.addoption(
+        "--as-users-have-it", action="store_true",
+        help="replace nothing of other libraries by something faster: see tests/conftest.py",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--as-users-have-it"):
+        os.environ[AS_USERS] = "1"
+    else:
+        sys.modules["bitsandbytes"] = None
+
+
+def thorough(config: pytest.Config) -> bool:
+    """Whether all resamples and figures are asked for."""
+    return config.getoption("--slow") or config.getoption("--as-users-have-it")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
     """Garbage is collected from here on; see the package's own file."""
     found = yield
-    if "spacy" in sys.modules:  # AlignScore loads the same pipeline twice, each time
-        sys.modules["spacy"].load = cache(sys.modules["spacy"].load)
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("torch") and isinstance(logger, logging.Logger):
             logger.propagate = True  # or pytest hands each of 80 its handlers three times a test
@@ -104,17 +102,6 @@ def modules_are_no_garbage() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def few_random_orders(request: pytest.FixtureRequest) -> Iterator[None]:
-    """LM-Polygraph compares each method with 20 random orders, not 1,000; --slow takes all."""
-    manager = sys.modules.get("lm_polygraph.utils.manager")
-    with pytest.MonkeyPatch.context() as patch:
-        if manager and not request.config.getoption("--slow"):
-            own = manager.get_random_scores
-            patch.setattr(manager, "get_random_scores", partial(own, num_iter=20))
-        yield
-
-
 @pytest.fixture(scope="module")
 def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
     """A tenth of every bootstrap, for tests of what is made of intervals; --slow takes all.
@@ -125,7 +112,7 @@ def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
 
     number = Clustered.number
     with pytest.MonkeyPatch.context() as patch:
-        if not request.config.getoption("--slow"):
+        if not thorough(request.config):
             patch.setattr(Clustered, "number", lambda rows, default: number(rows, default) // 10)
         yield
 
@@ -136,7 +123,7 @@ def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
     Tests marked `pictures` write theirs.
     """
-    if not request.config.getoption("--slow") and "pictures" not in request.keywords:
+    if not thorough(request.config) and "pictures" not in request.keywords:
         monkeypatch.setattr("lm_polygraph_asmi.report.writing.save", lambda *_: None)
 
 

@@ -15,10 +15,10 @@ import pytest
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.sweeper import Sweeper
-from lm_polygraph.utils import manager  # noqa: F401 - for few_random_orders of conftest.py
 
 from lm_polygraph_asmi.host.configs import configs_path
 from tests.composing import composed
+from tests.conftest import AS_USERS
 from tests.forks import exit_code
 
 SCRIPT = Path(sys.executable).with_name("polygraph_eval")
@@ -27,16 +27,12 @@ SCRIPT = Path(sys.executable).with_name("polygraph_eval")
 def polygraph_eval_here(*arguments: str) -> None:
     """Without the seconds a process takes to start; a run that fails raises SystemExit."""
     patch = pytest.MonkeyPatch()
-    name = arguments[arguments.index("--config-name") + 1]
-    # Hydra would compose the config a first time, to know whether it is a sweep.
-    mode = composed(name).hydra.mode if (configs_path() / f"{name}.yaml").is_file() else None
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
         patch.setattr(sys, "argv", [str(SCRIPT), *arguments])
-        patch.setattr(Hydra, "get_mode", lambda *_, **__: mode)
-        # The jobs of a sweep would be composed before the first of them starts, too.
-        patch.setattr(Sweeper, "validate_batch_is_legal", lambda *_: None)
+        if AS_USERS not in os.environ:
+            _compose_once(arguments, patch)
         patch.setenv("HYDRA_FULL_ERROR", "1")  # exceptions as they are, not printed and swallowed
         # Hydra's logging closes every handler there is. Absl's closes its stream as well, unless it
         # is sys.stderr; inside `capsys` it is not, and pytest would lose what it captures with.
@@ -46,6 +42,14 @@ def polygraph_eval_here(*arguments: str) -> None:
         patch.undo()
         GlobalHydra.instance().clear()
         root.handlers[:], root.level = handlers, level
+
+
+def _compose_once(arguments: Sequence[str], patch: pytest.MonkeyPatch) -> None:
+    """Let Hydra not compose a config before it does for a run, or for the jobs of a sweep."""
+    name = arguments[arguments.index("--config-name") + 1]
+    mode = composed(name).hydra.mode if (configs_path() / f"{name}.yaml").is_file() else None
+    patch.setattr(Hydra, "get_mode", lambda *_, **__: mode)
+    patch.setattr(Sweeper, "validate_batch_is_legal", lambda *_: None)
 
 
 def run_forked(command: Sequence[str], env: dict[str, str], **_: Any) -> CompletedProcess:

@@ -18,7 +18,6 @@ from lm_polygraph.estimators import (
     TokenSAR,
 )
 from lm_polygraph.generation_metrics import RougeMetric
-from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.utils.builder_enviroment_stat_calculator import BuilderEnvironmentStatCalculator
 from lm_polygraph.utils.dataset import Dataset
@@ -155,23 +154,11 @@ def test_what_cannot_be_served_is_said_before_anything_is_generated(
     assert "\n" not in str(raised.value)
 
 
-def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):
-    refused = Mock(side_effect=AssertionError("samples were drawn"))
-    monkeypatch.setattr(SamplingGenerationCalculator, "__call__", refused)
-    manager(model, [ASMI(), SemASMI()])()
-    with pytest.raises(AssertionError, match="samples were drawn"):
-        manager(model, [AdaptASMI()])()
-
-
 def test_a_manager_without_our_calculators_names_what_to_pass(model):
     with pytest.raises(Exception, match=r"stat calculator for: asmi \(") as error:
         lm_polygraph.estimate_uncertainty(model, ASMI(), TEXTS[0])
-    advice = "available_stat_calculators=lm_polygraph_asmi.available_stat_calculators(estimators)"
-    assert advice in str(error.value)
-    assert "package lm_polygraph_asmi: call its estimate_uncertainty" in str(error.value)
-    names = ASMI().stats_dependencies
-    assert names == ["asmi", "asmi_closing"]
-    assert [str(name) for name in names] == names  # elsewhere they are plain names
+    assert "lm_polygraph_asmi.available_stat_calculators(estimators)" in str(error.value)
+    assert ASMI().stats_dependencies == ["asmi", "asmi_closing"]  # elsewhere plain names
 
 
 def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
@@ -206,11 +193,10 @@ def test_settings_that_the_helper_cannot_give_all_estimators():
         available_stat_calculators([AdaptASMI(num_samples=5), AdaptASMI(depth=0.9)])
     with pytest.raises(ValueError, match="attention and memory budget"):
         available_stat_calculators([SemASMI(attention="eager"), SemASMI(depth=0.9)])
-    for own, option in (({"attention": "eager"}, {}), ({}, {"attention": "eager"})):
-        found = available_stat_calculators([AdaptASMI(**own)], **option)
-        asked = {c.name: c.cfg.attention for c in found if "attention" in c.cfg}
-        names = "MaskedHeadsCalculator", "ResponseDiversityCalculator"
-        assert asked == dict.fromkeys(names, "eager")
+    found = available_stat_calculators([AdaptASMI()], attention="eager")
+    asked = {c.name: c.cfg.attention for c in found if "attention" in c.cfg}
+    names = "MaskedHeadsCalculator", "ResponseDiversityCalculator"
+    assert asked == dict.fromkeys(names, "eager")
     for estimator, wanted in ((RAUQ(), True), (ASMI(), False)):  # maps of attention
         found = available_stat_calculators([estimator])
         (greedy,) = [c.cfg for c in found if c.name == "GreedyProbsCalculator"]

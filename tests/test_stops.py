@@ -43,20 +43,13 @@ def test_right_ones(stop):
     assert ASMIConfig(stop=[stop]).stop == (stop,)
 
 
-def test_on_the_command_line(tmp_path):
+@pytest.mark.parametrize("stop", ["'\\n'", "\\t", "$\\n", "\\n"])
+def test_on_the_command_line(tmp_path, stop):
     """Which reads a line break that is spelled in the shell."""
     (tmp_path / "rows.txt").write_text("Who?")
-    line = ["score", str(tmp_path / "rows.txt"), "--model", "no/model", "--stop"]
-    wrong = {
-        "'\\n'": "wrapped in quotes",
-        "\\t": "with a backslash",
-        "$\\n": "of another shell",
-    }
-    for stop, said in wrong.items():
-        done = CliRunner().invoke(main, [*line, stop])
-        assert done.exit_code
-        assert said in done.output
-    assert "stop" not in CliRunner().invoke(main, [*line, "\\n"]).output
+    line = ["score", str(tmp_path / "rows.txt"), "--model", "no/model", "--stop", stop]
+    done = CliRunner().invoke(main, line)
+    assert (done.exit_code != 0, "stop" in done.output) == (True, stop != "\\n")
 
 
 @pytest.mark.parametrize("stops", [r"['\n']", "[\"'###'\"]"])

@@ -23,7 +23,7 @@ def kept_entries(node: str, root: DictConfig) -> list[Any]:
 
     Raises:
         ValueError: not the config of a run, so that its name is unknown.
-        SystemExit: it has ASMI already. OmegaConf would wrap an error into its own words.
+        SystemExit: the config has ASMI already. Any other error would be wrapped by OmegaConf.
     """
     hydra = root.get("hydra")
     if hydra is None:

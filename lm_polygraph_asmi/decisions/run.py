@@ -90,11 +90,13 @@ def calibrate_run(
 
 def _labelled(group: RunGroup, right_from: float | None) -> RunGroup:
     """The group with `right_from`; ValueError if a row has no label by its gold answer."""
-    from lm_polygraph_asmi.host.quality import unread
+    from lm_polygraph_asmi.host.quality import unread_rows, why_unread
 
-    problem: str | None = group.run.unlabelled(group.metric)
+    problem = group.run.unlabelled(group.metric)
     if group.metric.startswith("Rouge") and not problem:
-        problem = unread(group.metric, group.saved("target_texts") or [])
+        golds = group.saved("target_texts") or []
+        if found := unread_rows(group.metric, golds):
+            problem = why_unread(group.metric, found, len(golds))
     if problem:
         raise ValueError(
             f"{group.run.path}: {problem}. The risk guarantee does not cover rows left out: name "

@@ -13,19 +13,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from zipfile import is_zipfile
 
 import torch
 from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
 from torch import Tensor, nn
 
 from lm_polygraph_asmi.host.hub import Repository
+from lm_polygraph_asmi.validation import listed
 
 FILE = "AlignScore-large.ckpt"
 CHECKPOINT = "yzha/AlignScore"
 """The repository of LM-Polygraph's default."""
 EXPECTED = f"expected align_score_path to name the file {FILE}, or {CHECKPOINT}"
-NAMED = 3
-"""Largest number of weights that a message lists of each kind."""
 SCORING = ("base_model.", "tri_layer.")
 """Parts that make the score; the rest served training."""
 UNUSED = ".position_ids"
@@ -41,10 +41,13 @@ log = logging.getLogger("lm_polygraph")
 
 
 class _Skipped(dict[Any, Any]):
-    """In the place of an object that a trainer saved beside the weights; its class is not run."""
+    """Takes the place of an object that a trainer saved beside the weights, and keeps nothing.
+
+    So the code of the object's class is not run.
+    """
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Nothing is kept."""
+        """Accepts what the object's class would be given."""
 
     __setstate__ = append = extend = __init__
 
@@ -59,9 +62,9 @@ class _OnlyWeights(pickle.Unpickler):
 class AlignScore(HostAlignScore):
     """AlignScore as LM-Polygraph computes it, in [0, 1]; higher = better supported.
 
-    `ckpt_path` names the weights, see `source_of`; all else is as for LM-Polygraph's metric, which
-    does not use `lang` either. ConnectionError without the checkpoint, ValueError if
-    it is none. Source: Zha et al. (2023), AlignScore.
+    `ckpt_path` names the weights, see `source_of`. All other arguments are those of LM-Polygraph's
+    metric, which does not use `lang` either. ConnectionError: the checkpoint cannot be downloaded.
+    ValueError: the file is another. Source: Zha et al. (2023), AlignScore.
     """
 
     def __init__(self, lang: str = "en", ckpt_path: str = CHECKPOINT, **settings: Any) -> None:
@@ -73,7 +76,11 @@ class AlignScore(HostAlignScore):
 
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint by name, on the processor; no code in it is run."""
+    """The weights of a checkpoint by name, on the processor; no code in it is run.
+
+    Of a file that is an archive, as torch saves them, only names and shapes are read at once: the
+    values follow when they are used. ValueError: this is no checkpoint of AlignScore.
+    """
     source = source_of(str(checkpoint))
     path = source.download() / str(source.part) if source else Path(checkpoint)
     only_weights = SimpleNamespace(
@@ -82,7 +89,9 @@ def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     )  # fmt: skip
     try:
         # `only_weights` decides, which skips what is no weight.
-        content = torch.load(path, "cpu", weights_only=False, pickle_module=only_weights)
+        content = torch.load(
+            path, "cpu", weights_only=False, pickle_module=only_weights, mmap=is_zipfile(path)
+        )
     except Exception as error:  # its type depends on what is wrong
         raise ValueError(
             f"{checkpoint} cannot be read as weights ({type(error).__name__}: {error}): {EXPECTED}"
@@ -90,44 +99,23 @@ def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     weights = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(weights, Mapping):
         raise ValueError(f"{checkpoint} has no state_dict: {EXPECTED}")
+    if missing := [part for part in SCORING if not any(name.startswith(part) for name in weights)]:
+        names = ", ".join(f"{part}*" for part in missing)
+        raise ValueError(f"{checkpoint} lacks {names}, and has {listed(weights)}: {EXPECTED}")
     return dict(weights)
-
-
-def checkpoint_problem(checkpoint: str) -> str | None:
-    """Why a local file is no checkpoint of AlignScore, by its weights' names; None if it is."""
-    try:
-        names = read_weights(checkpoint)
-    except ValueError as error:
-        return str(error)
-    missing = [f"{part}*" for part in SCORING if not any(name.startswith(part) for name in names)]
-    return f"{checkpoint} lacks {', '.join(missing)}: {EXPECTED}" if missing else None
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
     """Load weights into AlignScore's model; ValueError unless all that makes the score is there."""
-    shape_of = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    needed = [n for n in shape_of if n.startswith(SCORING) and not n.endswith(UNUSED)]
-    missing = [name for name in needed if name not in weights]
-    shapes = [
-        f"{name} {shape} instead of {shape_of[name]}"
-        for name in needed
-        if name in weights and (shape := tuple(weights[name].shape)) != shape_of[name]
-    ]
-    unexpected = [n for n in weights if n not in shape_of and not n.endswith(UNUSED)]
-    kinds = {"missing": missing, "of another shape": shapes, "unexpected": unexpected}
-    differences = "; ".join(
-        f"{len(names)} {kind}: {', '.join(names[:NAMED])}{' ...' * (len(names) > NAMED)}"
-        for kind, names in kinds.items()
-        if names
-    )
-    if missing or shapes:
-        raise ValueError(
-            f"{checkpoint} is no checkpoint of AlignScore-large. Weights {differences}. "
-            f"{EXPECTED.capitalize()}"
-        )
-    if unexpected:
-        log.warning("%s: weights that AlignScore does not use: %s", checkpoint, differences)
-    model.load_state_dict(weights, strict=False)
+    try:
+        missing, unused = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # weights of other shapes
+        said = " ".join(str(error).split())
+        raise ValueError(f"{checkpoint} is another model's: {said:.300}. {EXPECTED}") from error
+    if lacking := [n for n in missing if n.startswith(SCORING) and not n.endswith(UNUSED)]:
+        raise ValueError(f"{checkpoint} lacks {listed(lacking)}: {EXPECTED}")
+    if more := [name for name in unused if not name.endswith(UNUSED)]:
+        log.warning("%s has weights that AlignScore does not use: %s", checkpoint, listed(more))
 
 
 def source_of(checkpoint: str) -> Repository | None:

@@ -1,4 +1,4 @@
-"""What a model's own generation config says, which neither a run nor a score follows."""
+"""A model's own generation config, of which runs and scores follow only the special tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ HARMLESS = {
     "disable_compile", "compile_config", "is_assistant", "num_assistant_tokens",
     "num_assistant_tokens_schedule", "assistant_confidence_threshold", "trust_remote_code",
 }  # fmt: skip
-"""Change neither greedy answers nor samples, or are given with every call; all else may."""
+"""Settings that change neither greedy answers nor samples, or that every call sets."""
 
 
 def plain_generation(config: GenerationConfig) -> GenerationConfig:

@@ -82,7 +82,10 @@ class Repository:
         return [part for part in parts if part not in there]
 
     def listed(self) -> dict[str, int | None]:
-        """Its files that are needed -> bytes, None if not known; or the error of the hub."""
+        """The files of it that are needed, and their bytes (None: not known).
+
+        Raises the hub's own errors.
+        """
         kind, revision = self.kind, self.revision
         info: Any = huggingface_hub.repo_info(
             self.name, repo_type=kind, revision=revision, timeout=SECONDS, files_metadata=True
@@ -98,7 +101,7 @@ class Repository:
                 *filter_repo_objects(top, allow_patterns=READ),
                 *next(filter(None, weights), []),
             ]
-        # A gated repository tells everyone what it has, and gives it to few.
+        # A gated repository lists its files for everyone, but only some may read them.
         url = huggingface_hub.hf_hub_url(
             self.name, [*names, "config.json"][0], repo_type=kind, revision=revision
         )
@@ -109,7 +112,7 @@ class Repository:
         """Bytes that are still to be downloaded; None if the hub does not tell."""
         try:
             sizes = [size for name, size in self.listed().items() if not self.cached(name)]
-        except Exception:  # others than the named have types that depend on the release
+        except Exception:  # some types of errors differ between releases
             return None
         return None if None in sizes else sum(filter(None, sizes))
 

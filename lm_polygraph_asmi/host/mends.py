@@ -1,7 +1,7 @@
-"""What a run changes in LM-Polygraph 0.7.0, for which it leaves no other way; undone at its end.
+"""Classes of LM-Polygraph 0.7.0 that a run replaces until its end, since no setting would do.
 
-All are names that its script, `polygraph_eval`, looks up among its globals. `tests/host/test_mends`
-says when a release of LM-Polygraph makes one needless.
+Its script, `polygraph_eval`, finds them by their names among its globals. `tests/host/test_mends`
+fails when a release of LM-Polygraph makes one needless.
 """
 
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ MENDS = {
     # processors of a model's own generation config.
     "WhiteboxModel": (WhiteboxModel, StopsOnceModel),
 }
-"""Name -> the host's, and what stands in its place meanwhile. A script's own are left alone."""
+"""Name -> LM-Polygraph's class, and the one in its place. A script's own classes stay."""
 
 
 @contextmanager
 def mended(script: dict[str, Any]) -> Iterator[None]:
-    """Meanwhile, the global names of LM-Polygraph's script hold the mends and our metrics.
+    """Inside the block, the globals of LM-Polygraph's script have the mends and our metrics.
 
-    `metric_class = globals()[metric_name]` is how the script finds a metric that a config names.
+    The script finds a metric that a config names by `globals()[metric_name]`.
     """
     changed = {name: metric for name, metric in METRICS.items() if name not in script}
     changed |= {name: ours for name, (theirs, ours) in MENDS.items() if script.get(name) is theirs}

@@ -14,7 +14,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -92,7 +92,10 @@ def _plain(char: str) -> str:
 
 
 def _of_number(before: str, marks: str, after: str) -> str:
-    """What a number keeps of the marks between two characters before it and two after them."""
+    """Those of the marks before a number that stay in its word; "" if no number follows.
+
+    `before` and `after` are the two characters on each side of the marks.
+    """
     if after and unicodedata.category(after[0]) == "Sc":  # a currency
         after = after[1:]
     if not after[:1].isnumeric():
@@ -107,8 +110,8 @@ def _of_number(before: str, marks: str, after: str) -> str:
     return f" {sign}" if sign or within else ""
 
 
-def unjudged(metric: str, gold: str) -> str | None:
-    """Why a metric, by its class or its name in a run, cannot judge by this gold answer; or None.
+def unreadable(metric: str, gold: str) -> str | None:
+    """Why a metric, by its class or its name in a run, cannot read this gold answer; or None.
 
     ROUGE reads only a-z and 0-9: it takes "Хольм 1931" for "1931", and "Huế" for "Huệ". The models
     of `ENGLISH` have seen little else.
@@ -149,7 +152,7 @@ def unread_rows(
     ids: Sequence[Any] | None = None,
     process: Callable[[str], str] = str,
 ) -> dict[Any, tuple[str, str]]:
-    """Rows whose gold answers a metric cannot judge by: id -> gold answer, why.
+    """Rows whose gold answers a metric cannot read: id -> gold answer, why.
 
     Of several gold answers of a row one suffices, but ROUGE must read all: one that it reads in
     part can make a wrong answer right, and one that it does not see a right answer wrong.
@@ -162,22 +165,14 @@ def unread_rows(
     rows: dict[Any, tuple[str, str]] = {}
     for row, gold in zip(range(len(golds)) if ids is None else ids, golds, strict=True):
         texts = gold if isinstance(gold, list) else [gold]
-        reasons = {text: unjudged(metric, process(text)) for text in texts}
+        reasons = {text: unreadable(metric, process(text)) for text in texts}
         if reasons and enough(reasons.values()):
             rows[row] = next((text, why) for text, why in reasons.items() if why)
     return rows
 
 
-def unread(
-    metric: str,
-    golds: Sequence[Any],
-    ids: Sequence[Any] | None = None,
-    process: Callable[[str], str] = str,
-) -> str | None:
-    """`unread_rows` in words, and what to do; None without any."""
-    rows = unread_rows(metric, golds, ids, process)
-    if not rows:
-        return None
+def why_unread(metric: str, rows: Mapping[Any, tuple[str, str]], of: int) -> str:
+    """What `unread_rows` found among so many rows, in words, and what to do."""
     shown = "; ".join(f"{row}: {text!r:.80} {why}" for row, (text, why) in [*rows.items()][:3])
     advice = "use generation_metrics=[{name: ReferenceInAnswer}], which reads any script"
     if any("word" in why for _, why in rows.values()):
@@ -185,10 +180,7 @@ def unread(
             "use generation_metrics=[{name: AccuracyMetric}] with process_output_fn=null and "
             "process_target_fn=null, which compares texts as they are, or leave these rows out"
         )
-    return (
-        f"{metric} cannot judge by the gold answers of {len(rows)} of {len(golds)} rows ({shown}): "
-        f"{advice}"
-    )
+    return f"{metric} cannot read the gold answers of {len(rows)} of {of} rows ({shown}): {advice}"
 
 
 def reference_in_answer(answer: str, reference: str, squad: bool = False) -> float:
@@ -264,7 +256,7 @@ class TokenRecall(_WordMetric):
 
 
 class RougeMetric(HostRouge):
-    """LM-Polygraph's ROUGE; NaN, so that a row has no label, by a gold answer not read whole."""
+    """LM-Polygraph's ROUGE, but NaN, no label, for a gold answer that it cannot read as a whole."""
 
     def _score_single(self, t1: str, t2: str) -> float:
         return np.nan if _dropped_by_rouge(t2) else float(super()._score_single(t1, t2))

@@ -1,6 +1,6 @@
-"""Special tokens written out in texts, such as "</s>": their places.
+"""Where texts spell special tokens, such as "</s>".
 
-A tokenizer turns such a spelling into the control token, wherever it stands.
+A tokenizer turns such a spelling into the control token, wherever it is.
 """
 
 import re

@@ -121,13 +121,17 @@ class StopConditions:
     def embedded(
         self, samples: Sequence[Sequence[int]], gate_token: str, max_new_tokens: int
     ) -> list[list[int]]:
-        """Sampled answers up to the token whose hidden state stands for them in div(x).
+        """Sampled answers up to the token whose hidden state represents them in div(x).
 
-        LM-Polygraph drops the end token of a sample, so it is dropped here, too. Samples without
-        another token are left out. With `gate_token` "last", all tokens remain. With "second_last",
-        the last generated token goes, which generation never ran through the model. If that was
-        the end token, it is gone already. Nothing remains of a sample of one generated token: then
-        the prompt's last token is embedded.
+        As in LM-Polygraph, the end token of a sample is dropped, and a sample that has no other
+        token is left out.
+
+        Args:
+            samples: token ids of each sample.
+            gate_token: "last" keeps all tokens that are left. "second_last" also drops the last
+                generated token, which was never run through the model, unless it was the end
+                token. A sample of one token becomes empty: the prompt's last token represents it.
+            max_new_tokens: length at which generation stopped.
         """
         without_end = [ids[:-1] if ids and ids[-1] in self.end_ids else ids for ids in samples]
         answers = [list(ids) for ids in without_end if len(ids)]

@@ -1,13 +1,14 @@
 """Whether a prompt and its answer fit the model's context window, before the model is loaded."""
 
-import json
 import os
 import unicodedata
 from collections.abc import Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from lm_polygraph.utils.common import load_external_module
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.core.model.structure import context_window
@@ -20,24 +21,30 @@ _SPECIAL_TOKENS = 8
 """More than tokenizers add to a text."""
 
 
-class Window(NamedTuple):
-    """The context window of a run's model; None tokens: unknown.
+@dataclass(frozen=True)
+class Window:
+    """The context window of a run's model.
 
-    `model` is the config's node as JSON, `instruct` whether prompts are put into the chat template.
-    `maps`: where some layers see no further back, which ends LM-Polygraph's reading of attention
-    maps if an answer crosses it (greedy_probs.py: `torch.vstack`); None: it does not matter.
+    Attributes:
+        model: the config's node `model`.
+        tokens: its size; None: unknown.
+        instruct: whether prompts are put into the chat template.
+        maps: the sliding window of some layers. LM-Polygraph cannot read attention maps of an
+            answer that crosses it (greedy_probs.py: `torch.vstack`). None: there is none, or no
+            attention maps are read.
     """
 
+    model: Mapping[str, Any]
     tokens: int | None
-    model: str
-    instruct: bool
+    instruct: bool = False
     maps: int | None = None
 
     def too_long(self, prompt: str, max_new_tokens: int) -> str | None:
         """Why a prompt does not fit with an answer of `max_new_tokens`; None if it does."""
         if self.tokens is None:
             return None
-        # No tokenizer has more tokens than bytes, so most prompts need none, which is slow to load.
+        # No tokenizer makes more tokens than a text has bytes. So most prompts need no tokenizer,
+        # which is slow to load.
         size = max(len(text.encode()) for text in (prompt, unicodedata.normalize("NFKD", prompt)))
         safe = min(self.tokens, self.maps or self.tokens)
         if not self.instruct and size + _SPECIAL_TOKENS + max_new_tokens <= safe:
@@ -58,49 +65,46 @@ class Window(NamedTuple):
     def count(self, prompt: str) -> int:
         """Number of the prompt's tokens, as LM-Polygraph makes them."""
         given = as_chat(prompt) if self.instruct else prompt
-        return len(prompt_token_ids(_tokenizer(self.model), given))
+        return len(prompt_token_ids(self.tokenizer, given))
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that polygraph_eval loads."""
+        arguments = {
+            "model_path": self.model["path"],
+            **(self.model.get("load_tokenizer_args") or {}),
+        }
+        # A relative path is relative to the config, as LM-Polygraph's are.
+        config = Path(os.environ.get("HYDRA_CONFIG", ""))
+        script = config.parent / (self.model.get("path_to_load_script") or "")
+        if script.is_file():
+            return load_external_module(str(script)).load_tokenizer(**arguments)
+        return load_tokenizer(**arguments)
 
 
-def read_window(model: Mapping[str, Any], instruct: bool, maps: bool = False) -> Window:
-    """The context window of a config's node `model`; unknown for models without local weights.
+def read_window(
+    model: Mapping[str, Any], config: PretrainedConfig | None, instruct: bool, maps: bool = False
+) -> Window:
+    """The context window of a config's node `model`.
 
-    `maps`: whether attention maps are read.
+    Args:
+        model: the node.
+        config: what `read_config` returns for it.
+        instruct: as for `Window`.
+        maps: whether attention maps are read.
     """
-    node = json.dumps(dict(model), sort_keys=True, default=str)
-    if (config := _config(node)) is None:
-        return Window(None, node, instruct)
+    if config is None:
+        return Window(model, None)
     text = config.get_text_config()
     differ = maps and len({*(getattr(text, "layer_types", None) or ())}) > 1
     sliding = getattr(text, "sliding_window", None) if differ else None
-    return Window(context_window(config), node, instruct, sliding)
-
-
-@lru_cache(maxsize=4)
-def _config(model: str) -> PretrainedConfig | None:
-    """The configuration of a model with local weights."""
-    node = json.loads(model)
-    if not node.get("path") or node.get("type") in ("Blackbox", "vLLMCausalLM", "VisualLM"):
-        return None
-    arguments = node.get("load_model_args") or {}
-    chosen = {name: arguments[name] for name in _CONFIG_ARGUMENTS if arguments.get(name)}
-    return AutoConfig.from_pretrained(node["path"], **chosen)
+    return Window(model, context_window(config), instruct, sliding)
 
 
 def read_config(model: Mapping[str, Any]) -> PretrainedConfig | None:
     """The configuration of a config's node `model`; None for models without local weights."""
-    return _config(json.dumps(dict(model), sort_keys=True, default=str))
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that polygraph_eval loads."""
-    from lm_polygraph.utils.common import load_external_module
-
-    node = json.loads(model)
-    arguments = {"model_path": node["path"], **(node.get("load_tokenizer_args") or {})}
-    # A relative path is relative to the config, as LM-Polygraph's are.
-    config = Path(os.environ.get("HYDRA_CONFIG", ""))
-    script = config.parent / (node.get("path_to_load_script") or "")
-    if script.is_file():
-        return load_external_module(str(script)).load_tokenizer(**arguments)
-    return load_tokenizer(**arguments)
+    if not model.get("path") or model.get("type") in ("Blackbox", "vLLMCausalLM", "VisualLM"):
+        return None
+    arguments = model.get("load_model_args") or {}
+    chosen = {name: arguments[name] for name in _CONFIG_ARGUMENTS if arguments.get(name)}
+    return AutoConfig.from_pretrained(model["path"], **chosen)

@@ -72,8 +72,8 @@ class JobFailed(CompactHydraException):
 class RunRecord(Callback):
     """Checks a run before its model is loaded, and writes the manifest; see `_recorded`.
 
-    All of it is done inside the job, so that it fails with the job alone. Of a callback, Hydra
-    turns most errors into warnings, and lets SystemExit end the sweep.
+    All of it is done inside the job, so that an error ends this job alone. In the callback itself,
+    Hydra would turn most errors into warnings, and SystemExit would end the sweep.
     """
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -119,10 +119,10 @@ def _job_of_sweep(config: DictConfig, main: Main, argument: Any) -> Any:
 
 
 def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
-    """Check a run, then do it: with mends, locks and manifests, until it ends in any way.
+    """Check a run, then do it. Its mends and locks end with it, however it ends.
 
-    SystemExit: it cannot start, was interrupted, or the disk is full. ValueError: LM-Polygraph
-    saved a file that cannot be read.
+    SystemExit: it cannot start, was interrupted, or the disk is full. ValueError: the manager file
+    that LM-Polygraph saved cannot be read.
     """
     try:
         with ExitStack() as until_end:
@@ -132,7 +132,7 @@ def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
                 folder = _start(config, main, until_end)
             except Exception as error:
                 raise SystemExit(
-                    f"{STOPPED}: its record failed with {type(error).__name__}: {error}"
+                    f"{STOPPED}: the callback RunRecord failed with {type(error).__name__}: {error}"
                 ) from error
             returned = main(argument)
     except Exception as error:
@@ -155,9 +155,9 @@ def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """Meanwhile, SIGTERM ends the run as Ctrl-C does: what lasts until its end is undone.
+    """Inside the block, SIGTERM ends the run as Ctrl-C does, which undoes its locks and mends.
 
-    Failed writes to the log, as on a full disk, print no traceback each.
+    Failed writes to the log, such as on a full disk, print no tracebacks.
     """
 
     def interrupt(number: int, _: Any) -> None:
@@ -176,7 +176,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 
 def _start(config: DictConfig, main: Main, until_end: ExitStack) -> Path:
-    """Check a run, and begin all that lasts until its end; the folder of its results."""
+    """Check a run, begin all that lasts until its end, and return the folder of its results."""
     started = time.time()
     reset_peak_memory()
     plan = read_plan(config)
@@ -210,7 +210,7 @@ def _end(
 ) -> None:
     """Write the manifest of a run that ended, perhaps by an error.
 
-    ValueError: no error, and yet its manager file cannot be read.
+    ValueError: it ended without an error, but its manager file cannot be read.
     """
     if manager.is_file() and manager.stat().st_mtime < started:
         return  # of an earlier run, like the manifest beside it
@@ -259,7 +259,7 @@ def _started_manifest(plan: Plan) -> dict[str, Any]:
 
 
 def _of_seed(plan: Plan, seed: int, methods: dict[str, Any]) -> dict[str, Any]:
-    """What the manifest of one seed has besides."""
+    """What the manifest of one seed adds to the shared part."""
     rows = plan.rows.asked(plan.config, seed) if plan.rows.named else []
     return {
         "seeds": {

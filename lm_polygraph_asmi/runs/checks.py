@@ -16,13 +16,14 @@ from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.filesize import decimal
+from transformers import PretrainedConfig
 
 from lm_polygraph_asmi.config import ASMIConfig, check_stop
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.model import attention_readers
-from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
-from lm_polygraph_asmi.host.window import read_window
+from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread_rows, why_unread
+from lm_polygraph_asmi.host.window import read_config, read_window
 from lm_polygraph_asmi.options import check_shell_stop
 from lm_polygraph_asmi.runs.misfits import (
     answers_misfits,
@@ -54,7 +55,7 @@ and, with at most 300 masks, the most probable token under each."""
 
 
 class Finding(NamedTuple):
-    """A problem of a run, and what to do about it; not fatal: a warning of a run that works."""
+    """A problem of a run, and what to do about it. One that is not fatal is only a warning."""
 
     text: str
     fatal: bool = True
@@ -76,6 +77,16 @@ class Plan:
     def asked(self) -> list[DataRow]:
         """The rows that are asked with the first seed."""
         return self.rows.asked(self.config, int((self.config.get("seed") or [1])[0]))
+
+    @cached_property
+    def model(self) -> dict[str, Any]:
+        """The node `model`; empty if there is none."""
+        return container(self.config.get("model") or DictConfig({}))
+
+    @cached_property
+    def configuration(self) -> PretrainedConfig | None:
+        """What the model's config.json says; None for a model without local weights."""
+        return read_config(self.model)
 
     @cached_property
     def needs(self) -> list[Need]:
@@ -164,7 +175,10 @@ def check_rows(plan: Plan) -> Iterator[Finding]:
 
 
 def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
-    """Gold answers by which a metric cannot judge; of few of them, ROUGE only makes no label."""
+    """Gold answers that a metric cannot read.
+
+    ROUGE gives their rows no label. If these are few, that is only a warning.
+    """
     functions = [n for n in ("process_output_fn", "process_target_fn") if config.get(n)]
     if len(functions) == 1:
         yield Finding(f"LM-Polygraph calls both or neither, and only {functions[0]} is set")
@@ -177,26 +191,26 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
         name = metric["name"]
         if "lang" in (metric.get("kwargs") or {}):
             continue  # the user's own choice of a model
-        if found := unread(name, golds, ids, process):
-            few = len(unread_rows(name, golds, ids, process)) <= LEFT_OUT * len(rows)
-            left_out = name.startswith("Rouge") and few
-            yield Finding(found, fatal=not (left_out or name.startswith(ENGLISH)))
+        if found := unread_rows(name, golds, ids, process):
+            left_out = name.startswith("Rouge") and len(found) <= LEFT_OUT * len(rows)
+            fatal = not (left_out or name.startswith(ENGLISH))
+            yield Finding(why_unread(name, found, len(rows)), fatal)
 
 
 def check_window(plan: Plan) -> Iterator[Finding]:
     """Prompts that do not fit the model's context window with an answer of the greatest length."""
     config = plan.config
-    model = container(config.get("model") or DictConfig({}))
     limit = config.get("max_new_tokens", 100)  # LM-Polygraph's default
     if plan.without_model:
         yield from plan.without_model
         return
     maps = config.get("output_attentions") and attention_readers(plan.estimators, "attention_all")
     try:
-        window = read_window(model, bool(config.get("instruct")), bool(maps))
+        instruct = bool(config.get("instruct"))
+        window = read_window(plan.model, plan.configuration, instruct, bool(maps))
         too_long = unusable_rows(plan.asked, lambda row: window.too_long(row.input, limit))
     except (OSError, ValueError, ImportError) as error:
-        said = f"cannot read configuration or tokenizer of {model.get('path')}: {error}"
+        said = f"cannot read configuration or tokenizer of {plan.model.get('path')}: {error}"
         # A load script of the user's may know a model that is not here.
         yield Finding(said, fatal=not isinstance(error, OSError))
         return
@@ -212,7 +226,10 @@ def check_side_models(plan: Plan) -> Iterator[Finding]:
 
 
 def check_generation(plan: Plan) -> Iterator[Finding]:
-    """What would sample or pad answers, and what the model ships: LM-Polygraph takes the rest."""
+    """Generation parameters that would sample or pad answers, and those that the model ships.
+
+    LM-Polygraph uses a model's own where the run sets none.
+    """
     config = plan.config
     given, known = config.get("generation_params") or {}, vars(GenerationParameters())
     if given.get("do_sample"):
@@ -234,11 +251,7 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
     if unread := ", ".join(f"generation_params.{name}" for name in given if name not in known):
         yield Finding(f"LM-Polygraph does not read {unread}: leave it out, or set {list(known)}")
     try:
-        shipped = (
-            read_shipped(container(config.get("model") or DictConfig({})))
-            if not plan.without_model
-            else {}
-        )
+        shipped = {} if plan.without_model else read_shipped(plan.model)
     except (OSError, ValueError, TypeError):  # TypeError without config.json
         return  # no such model: reported when it is loaded
     for name in sorted(shipped.keys() & known):

@@ -65,7 +65,7 @@ def diagnose(
 
 
 def _about(check: str, plan: Plan) -> str:
-    """What a check that found nothing has seen."""
+    """What a check that found no problem has read."""
     rows = plan.asked if check == "rows" else []
     clusters = len({row.cluster for row in rows})
     return f"{len(rows)} in {clusters} clusters; the first: {rows[0].input}" if rows else ""

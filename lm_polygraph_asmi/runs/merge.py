@@ -31,8 +31,10 @@ PER_JOB = {"cache_path", "save_path", "seed"}
 """Top-level nodes of a config that differ between jobs of a setting: folders, and the list of seeds
 (a manager file has one seed)."""
 PER_SHARD = {"shard", "result_cache", "memory_budget", "compile", "device_map"}
-"""The number of a shard, and what depends on its machine; calculators have copies of settings, so
-they may be anywhere."""
+"""Settings that differ between shards: the shard's number, and what depends on its machine.
+
+They are left out wherever they occur, since calculators have copies of settings.
+"""
 
 
 class Merged(NamedTuple):
@@ -188,8 +190,11 @@ def _check_rows(runs: Sequence[Run]) -> None:
 
 
 def _check_alike(runs: Sequence[Run]) -> None:
-    """Check what can differ with one config: revision of a hub branch, content of a folder or file,
-    and estimators that `ignore_exceptions` dropped."""
+    """Check what can differ between jobs with one config.
+
+    That is the revision of a hub branch, the content of a folder or file, and which estimators
+    `ignore_exceptions` dropped.
+    """
     for kind, parts in {
         "model revisions": [run.recorded("model")["revision"] for run in runs],
         "rows of the source": [run.recorded("dataset").get("revision") for run in runs],

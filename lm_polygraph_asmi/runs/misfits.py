@@ -19,9 +19,8 @@ from lm_polygraph_asmi.host.model import (
     unmaskable_class,
 )
 from lm_polygraph_asmi.host.quality import METRICS
-from lm_polygraph_asmi.host.window import read_config
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.validation import did_you_mean
+from lm_polygraph_asmi.validation import did_you_mean, listed
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.runs.checks import Plan
@@ -53,7 +52,7 @@ def unbuilt(name: str, error: Exception) -> str:
 
 
 def answers_misfits(plan: "Plan") -> Iterator[str]:
-    """Saved answers that are not there, or not those of the run's prompts."""
+    """Saved answers that are missing, or that belong to other prompts."""
     if (run := OmegaConf.select(plan.config, "asmi.answers")) is None:
         return
     try:
@@ -62,11 +61,10 @@ def answers_misfits(plan: "Plan") -> Iterator[str]:
         yield f"asmi.answers: {error}"
         return
     if lacking := [row.id for row in plan.asked if row.input not in known]:
-        shown = ", ".join(map(str, lacking[:5])) + ", ..." * (len(lacking) > 5)
         yield (
             f"asmi.answers: {run} has no answers to {len(lacking)} of {len(plan.asked)} prompts "
-            f"({shown}): name a run with the same rows (data.size, data.sample, data.shard) and "
-            "the same prompt"
+            f"({listed(lacking)}): name a run with the same rows (data.size, data.sample, "
+            "data.shard) and the same prompt"
         )
 
 
@@ -88,13 +86,12 @@ def metric_misfits(plan: "Plan") -> Iterator[str]:
 
 def model_misfits(plan: "Plan") -> Iterator[str]:
     """Methods that the model's class cannot serve, and devices that are not there."""
-    model = container(plan.config.get("model") or OmegaConf.create({}))
-    arguments = model.get("load_model_args") or {}
+    arguments = plan.model.get("load_model_args") or {}
     yield from _absent_devices(arguments.get("device_map"))
-    if plan.without_model or not has_shipped_script(model):
+    if plan.without_model or not has_shipped_script(plan.model):
         return  # a load script of the user's may load another class
     try:
-        config = read_config(model)
+        config = plan.configuration
     except (OSError, ValueError, ImportError):  # a finding of the window
         return
     if config is None:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import invalidate_caches
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -14,7 +14,7 @@ from lm_polygraph.defaults.register_default_stat_calculators import (
 )
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.host.align_score import CHECKPOINT, FILE, checkpoint_problem, source_of
+from lm_polygraph_asmi.host.align_score import CHECKPOINT, FILE, read_weights, source_of
 from lm_polygraph_asmi.host.configs import container, has_shipped_script, needed_calculators
 from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.side_models import CLASSIFIERS, classifier_problem
@@ -80,8 +80,12 @@ SENTENCES = (
 class Need(NamedTuple):
     """Something that a run takes from elsewhere.
 
-    `source` is None for a local file; `problem` says why it cannot be used, None: it is on this
-    machine, or could be had; `fatal`: whether the run cannot do without it.
+    Attributes:
+        name: what it is.
+        by: what needs it.
+        source: where it comes from; None: a local file.
+        problem: why it cannot be used; None: it is on this machine, or a hub has it.
+        fatal: whether the run cannot do without it.
     """
 
     name: str
@@ -99,12 +103,12 @@ class Need(NamedTuple):
 
 
 def needs_of(plan: "Plan") -> list[Need]:
-    """All that a run would download, or LM-Polygraph by itself.
+    """All that a run, or LM-Polygraph by itself, would download.
 
-    What is on this machine is found without a hub, which is only asked for what is missing.
+    A hub is asked only for what is not on this machine.
     """
     return [
-        *_language_model(plan.config),
+        *_language_model(plan.model),
         *_rows(plan),
         *_of_methods(plan),
         *_of_metrics(plan.config),
@@ -112,7 +116,7 @@ def needs_of(plan: "Plan") -> list[Need]:
 
 
 def download(needs: Iterable[Need]) -> Iterator[str]:
-    """Download what is missing; yields a sentence for what cannot be had, and goes on."""
+    """Download what is missing; yields a sentence for each thing that cannot be had."""
     for need in needs:
         if need.problem and not isinstance(need.source, LibraryData):
             yield need.problem
@@ -123,16 +127,15 @@ def download(needs: Iterable[Need]) -> Iterator[str]:
                 yield str(error)
 
 
-def _language_model(config: DictConfig) -> Iterator[Need]:
-    model = container(config.get("model") or DictConfig({}))
-    name = str(model.get("path"))
-    chosen = (model.get("load_model_args") or {}).get
-    repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
+def _language_model(model: Mapping[str, Any]) -> Iterator[Need]:
     if "path" not in model or model.get("type", "CausalLM") not in ("CausalLM", "Seq2SeqLM"):
         return
+    name, chosen = str(model["path"]), (model.get("load_model_args") or {}).get
+    repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
     if base := repository.base:
-        model = {"path": base, "load_model_args": {"cache_dir": repository.cache}}
-        yield from _language_model(OmegaConf.create({"model": model}))
+        yield from _language_model(
+            {"path": base, "load_model_args": {"cache_dir": repository.cache}}
+        )
     if not Path(name).is_dir():
         problem = repository.problem()
         said = (
@@ -144,7 +147,7 @@ def _language_model(config: DictConfig) -> Iterator[Need]:
 
 
 def _rows(plan: "Plan") -> Iterator[Need]:
-    """The data set of rows that were not read yet."""
+    """The data set, if its rows have not been read yet."""
     unread = not plan.rows.rows and not plan.faults
     source = "data.source" if are_chosen(plan.config) else "dataset"
     if unread and (rows := repository_of(OmegaConf.select(plan.config, source))):
@@ -199,11 +202,14 @@ def _of_metrics(config: DictConfig) -> Iterator[Need]:
 
 
 def _checkpoint(path: str) -> Need:
-    """That of AlignScore, whose weights are read if it is on this machine."""
-    source = source_of(path)
+    """That of AlignScore, which is opened if it is on this machine."""
+    said, source = None, source_of(path)
     if source and source.missing():
         problem = source.problem()
         said = problem and f"{path} {problem}; to use a copy, set align_score_path to its {FILE}"
     else:
-        said = checkpoint_problem(path)
+        try:
+            read_weights(path)
+        except ValueError as error:
+            said = str(error)
     return Need(f"{path}, of AlignScore", "AlignScore", source, said)

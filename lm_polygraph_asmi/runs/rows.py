@@ -36,12 +36,11 @@ from lm_polygraph_asmi.validation import (
     check_one_of,
     check_whole,
     identity,
+    listed,
     lone_surrogate,
 )
 
 log = logging.getLogger("lm_polygraph")
-NAMED = 10
-"""Largest number of rows that a message lists."""
 
 Item = TypeVar("Item")
 SELECTING = {
@@ -82,10 +81,13 @@ class DataRow(NamedTuple):
 class RunRows:
     """The rows of a run, before LM-Polygraph's own subsampling.
 
-    `revision`: commit of a hub dataset; else, of chosen rows, a digest over all shards. `labelled`:
-    whether they have gold answers, else empty ones. `chosen`: by the node `data`. `named`: whether
-    a manifest names them; LM-Polygraph may read other sources differently. `saved`: folders that
-    have them.
+    Attributes:
+        revision: commit of a hub dataset; of other chosen rows, a digest over all shards.
+        labelled: whether they have gold answers; those without have empty ones.
+        named: whether a manifest lists their ids. It does not where LM-Polygraph reads the source
+            in its own way, which may give other rows.
+        chosen: whether the node `data` chose them.
+        saved: folders into which they were written.
     """
 
     rows: list[DataRow]
@@ -112,7 +114,7 @@ def _identity(value: Any) -> str:
 
 
 def problem_of(row: DataRow, multiref: bool | None = False) -> str | None:
-    """Why a row cannot be asked; None if it can.
+    """Why a row cannot be used; None if it can.
 
     Args:
         row: the row.
@@ -188,9 +190,9 @@ def read_data(
 
     A file is JSON lines, CSV or Parquet, or .json in SQuAD's format. A hub dataset is a name, or
     name and configuration, "name@revision" if pinned; None: the demo's questions. From SQuAD's
-    columns the prompt is built (`squad.PROMPTS`); else the columns of prompts and answers (None: no
-    answers) are read. Rows share a cluster by a column `cluster`, the passage, or `text_clusters`
-    of the prompts.
+    columns the prompt is built (`squad.prompt_of`); else the columns of prompts and answers (None:
+    no answers) are read. Rows share a cluster by a column `cluster`, by the passage, or by
+    `text_clusters` of the prompts.
     """
     revision = None
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
@@ -230,7 +232,7 @@ def table_of(file: str | Path, text_column: str) -> Table:
     rows = list(read_table(file, (text_column,)))
     wrong = [f"row {row.number} ({row.error})" for row in rows if row.error]
     if wrong:
-        raise ValueError(f"{file}: {_cannot_ask(wrong, len(rows))}")
+        raise ValueError(f"{file}: {_cannot_use(wrong, len(rows))}")
     return [row.content for row in rows]
 
 
@@ -300,7 +302,7 @@ def _from_questions(questions: list[Question], style: str, closed_book: bool) ->
 def _from_columns(
     table: Table, name: str, text: str, label: str | None, prefix: str
 ) -> list[DataRow]:
-    """Rows of complete prompts; without a column `id`, ids are their numbers after `prefix`."""
+    """Rows of complete prompts. Without a column `id`, an id is `prefix` and the row's number."""
     columns = list(dict.fromkeys(column for row in table for column in row))
     for column in (text, label):
         if table and column is not None and column not in columns:
@@ -324,7 +326,7 @@ def _from_columns(
 
 
 def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
-    """The rows that a config's node `data` describes; ValueError for one that cannot be asked.
+    """The rows that a config's node `data` describes; ValueError for one that cannot be used.
 
     `data` has arguments of `read_data` and of `SELECTING`, which are applied in this order: `size`
     with `subsample_seed` (as LM-Polygraph draws it), `first`, `sample` (see `sample`), `shard`.
@@ -357,14 +359,14 @@ def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
 
 
 def unusable_rows(rows: Sequence[DataRow], problem: Callable[[DataRow], str | None]) -> str | None:
-    """Error message for rows that cannot be asked, by the reason for each; None without any."""
+    """Error message for rows that cannot be used, by the reason for each; None without any."""
     problems = [f"{row.id} ({reason})" for row in rows if (reason := problem(row))]
-    return _cannot_ask(problems, len(rows)) if problems else None
+    return _cannot_use(problems, len(rows)) if problems else None
 
 
-def _cannot_ask(problems: list[str], rows: int) -> str:
-    named = "; ".join(problems[:NAMED]) + "; ..." * (len(problems) > NAMED)
-    return f"cannot ask {len(problems)} of {rows} rows: {named}. Correct or remove them"
+def _cannot_use(problems: list[str], rows: int) -> str:
+    named = listed(problems, 10, between="; ")
+    return f"cannot use {len(problems)} of {rows} rows: {named}. Correct or remove them"
 
 
 def check_usable(read: RunRows, multiref: bool) -> None:
@@ -416,7 +418,7 @@ def _as_the_host_reads(file: str, split: str, text: str, label: str | None) -> l
     ]
     if wrong:
         raise ValueError(
-            f"{file}, as LM-Polygraph reads it with pandas: {_cannot_ask(wrong, len(rows))}, or "
+            f"{file}, as LM-Polygraph reads it with pandas: {_cannot_use(wrong, len(rows))}, or "
             "name the file as data.source in a config with asmi_base, which takes all cells as text"
         )
     return rows

@@ -1,7 +1,7 @@
 """What a run shows: one bar in a terminal, a line now and then in a file. All else is in its log.
 
-Here alone the plugin reaches into LM-Polygraph's manager and into tqdm; `tests/runs/test_screen.py`
-says when a release moves what is used.
+Only this module uses the inside of LM-Polygraph's manager and of tqdm. `tests/runs/test_screen.py`
+fails when a release moves what is used.
 """
 
 import logging
@@ -42,7 +42,7 @@ PARTS = 20
 
 @contextmanager
 def screen(script: dict[str, Any]) -> Iterator[None]:
-    """Meanwhile, the run of the script with these globals shows its rows, phase and time left.
+    """Inside the block, the run of the script with these globals shows rows, phase and time left.
 
     Bars and notices of libraries go to the log file of the run. All is undone at the end.
     """
@@ -138,7 +138,7 @@ class Screen(Processor):
         """See `Processor`."""
 
     def write(self, text: str) -> None:
-        """What tqdm draws: a return and the bar; at last a line break, and the log has the bar."""
+        """Take what tqdm draws: bar after bar, then a line break. The last bar goes to the log."""
         if text == "\n":
             log.info("%s", self.bar)
         self.bar = text.strip()
@@ -148,7 +148,7 @@ class Screen(Processor):
         """Nothing is held back."""
 
     def loading(self, record: logging.LogRecord) -> bool:
-        """Passes LM-Polygraph's messages, of which these are phases: "Loading X..."."""
+        """A filter that passes all of LM-Polygraph's messages; "Loading X..." begins a phase."""
         if found := re.fullmatch(r"((?:Loading|Initializing) .*)\.\.\.", record.getMessage()):
             self.phase(found[1])
             if self.in_file:

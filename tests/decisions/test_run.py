@@ -252,7 +252,7 @@ def test_labels_of_a_run_that_are_none(scores, tmp_path):
         ("Bart", {}, "expected Bart between 0 and 1, got -"),
         ("Rouge_rougeL", {}, rf"Rouge_rougeL has no value for 1 of {N} rows \(q0\)"),
         ("BLEU", {"right_from": float("nan")}, "right_from must be a number, got nan"),
-        ("Rouge_rouge1", {}, r"Rouge_rouge1 cannot judge .* 1 of .*'Хольм 1931'"),
+        ("Rouge_rouge1", {}, r"Rouge_rouge1 cannot read .* 1 of .*'Хольм 1931'"),
     ):
         with pytest.raises(ValueError, match=message):
             calibrate_run(place, metric=metric, **ASKED | asked)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from lm_polygraph.stat_calculators import SemanticMatrixCalculator
-from transformers import AutoTokenizer, DebertaTokenizer
+from transformers import AutoTokenizer
 
 from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.side_models import (
@@ -30,20 +30,6 @@ nli_problem = partial(classifier_problem, "deberta_path")
 
 def ids(tokenizer, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-@pytest.mark.parametrize("loader", [DebertaTokenizer, AutoTokenizer])
-def test_pairs_as_deberta_was_trained(stand_ins, loader):
-    tokenizer = loader.from_pretrained(stand_ins.nli)
-    a, b = ids(tokenizer, FIRST), ids(tokenizer, SECOND)
-    if TWO_SEPARATORS:  # by itself
-        assert tokenizer(FIRST, SECOND)["input_ids"] == [CLS, *a, SEP, SEP, *b, SEP]
-    assert use_single_separator(tokenizer) is TWO_SEPARATORS
-    encoded = tokenizer(FIRST, SECOND)
-    assert encoded["input_ids"] == [CLS, *a, SEP, *b, SEP]
-    assert encoded["token_type_ids"] == [0] * (len(a) + 2) + [1] * (len(b) + 1)
-    assert tokenizer(FIRST)["input_ids"] == [CLS, *a, SEP]
-    assert use_single_separator(tokenizer) is False
 
 
 def test_other_tokenizers_stay_as_they_are(stand_ins):

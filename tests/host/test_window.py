@@ -5,7 +5,7 @@ from lm_polygraph import WhiteboxModel
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from lm_polygraph_asmi.host.window import read_window
+from lm_polygraph_asmi.host.window import read_config, read_window
 from tests import tiny_lm
 
 WINDOW = 40
@@ -21,7 +21,7 @@ def test_tokens_are_counted_as_the_host_does(tmp_path, monkeypatch, instruct):
     count = host.tokenize([PROMPT])["input_ids"].shape[1]
     folder = tiny_lm.save(tmp_path, max_position_embeddings=WINDOW)
     node = {"path": str(folder), "type": "CausalLM", "load_model_args": {}}
-    window = read_window(node, instruct)
+    window = read_window(node, read_config(node), instruct)
     assert window.count(PROMPT) == count < WINDOW
     assert window.too_long(PROMPT, WINDOW - count) is None
     assert window.too_long(PROMPT, WINDOW - count + 1) == (
@@ -29,13 +29,14 @@ def test_tokens_are_counted_as_the_host_does(tmp_path, monkeypatch, instruct):
         f"window of {WINDOW}"
     )
     for unknown in ({}, node | {"type": "Blackbox"}):
-        assert read_window(unknown, instruct).too_long(PROMPT * 99, 10) is None
-    monkeypatch.setattr("lm_polygraph_asmi.host.window._tokenizer", None)
+        found = read_window(unknown, read_config(unknown), instruct)
+        assert found.too_long(PROMPT * 99, 10) is None
+    vars(window)["tokenizer"] = None  # an error if it is used
     short = "x" * (WINDOW - 18)  # fits even with a token a byte
     assert instruct or window.too_long(short, 10) is None
     counted = [short] * instruct  # a template adds to it
     for prompt in (*counted, short + "x", "\ufdfa" * 2):  # a letter that normalises to 18
-        with pytest.raises(TypeError):
+        with pytest.raises((TypeError, ValueError)):
             window.too_long(prompt, 10)
 
 
@@ -51,9 +52,9 @@ def test_attention_maps_are_read_unless_an_answer_crosses_a_sliding_window(tmp_p
         model = WhiteboxModel(Gemma2ForCausalLM(config), tokenizer)
         config.save_pretrained(tmp_path)
         tokenizer.save_pretrained(tmp_path)
-        node = {"path": str(tmp_path), "window": window}
-        crossed = read_window(node, False, maps=True).too_long(PROMPT, limit)
-        assert read_window(node, False).too_long(PROMPT, limit) is None
+        node = {"path": str(tmp_path)}
+        crossed = read_window(node, config, False, maps=True).too_long(PROMPT, limit)
+        assert read_window(node, config, False).too_long(PROMPT, limit) is None
         try:
             GreedyProbsCalculator(True, False)({}, [PROMPT], model, limit)
         except RuntimeError:

@@ -20,7 +20,7 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.results.runs import Run, load_run
 from tests.hub import TOKEN, Hub
-from tests.hub_files import BENCHMARKS, write_dataset, write_hub
+from tests.hub_files import BENCHMARKS, write_hub
 from tests.polygraph import SCRIPT, forked, polygraph_eval_here
 from tests.stand_ins import StandIns
 
@@ -185,14 +185,10 @@ def test_every_benchmark_and_backbone(machine, config, model):
 GATED = ("--config-name", "asmi_coqa", "model=asmi_llama2_7b", "data.first=2")
 
 
+@pytest.mark.slow
 def test_a_model_with_terms_to_accept(machine):
     machine.hub.gated.add(LLAMA)
     machine.fails(*GATED, says=(LLAMA, "accept", "hf auth login"))
-
-
-@pytest.mark.slow
-def test_a_model_whose_terms_were_accepted(machine):
-    machine.hub.gated.add(LLAMA)
     machine.fails(*GATED, says=(LLAMA, "accept"), HF_TOKEN="hf_of_another_user")
     machine.run(*GATED, HF_TOKEN=TOKEN)
 
@@ -227,6 +223,7 @@ def test_a_repository_that_stops_answering_in_the_middle_of_a_file(machine, file
     assert {each for each, times in machine.hub.fetched().items() if times > 1} == {file}
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer_is_asked_once(machine):
     """`datasets` would ask again, each time after a longer pause, and say so."""
     machine.hub.silent.add("LM-Polygraph/coqa")
@@ -238,18 +235,6 @@ def test_a_hub_that_does_not_answer_is_asked_once(machine):
     machine.fails(*command, says=("LM-Polygraph/coqa", "does not answer", fetch))
     asked = [r.path for r in machine.hub.requests if "coqa" in r.path]
     assert asked == ["/api/datasets/LM-Polygraph/coqa?blobs=true"] * 2
-
-
-@pytest.mark.slow
-def test_a_data_set_without_the_split(files, tmp_path, stand_ins):
-    (tmp_path / "hub").mkdir()
-    (tmp_path / "hub" / "models").symlink_to(files / "models")
-    name, configuration, _ = BENCHMARKS["asmi_coqa"]
-    rows = datasets.Dataset.from_dict({"input": ["a", "b"], "output": ["c", "d"]})
-    write_dataset(tmp_path / "hub" / "datasets" / name, rows, configuration, ("train",))
-    with Hub(tmp_path / "hub") as hub:
-        machine = Machine(tmp_path, hub, stand_ins)
-        machine.fails(*COQA, says=(f"{name} {configuration}", "'test'", "train", "data.split"))
 
 
 @pytest.mark.slow
@@ -265,23 +250,3 @@ def test_fetch_gets_all_that_a_run_needs_and_says_sizes_first(machine):
     assert len(hub.requests) == asked
     again = machine.start("fetch", *COQA)
     assert again.stdout.count(" here ") == again.stdout.count("\n│")
-
-
-@pytest.mark.slow
-def test_the_base_of_an_adapter_is_fetched_with_it(files, tmp_path, stand_ins):
-    (tmp_path / "hub" / "models" / "own" / "adapter").mkdir(parents=True)
-    (tmp_path / "hub" / "datasets").symlink_to(files / "datasets")
-    for owner in (files / "models").iterdir():
-        (tmp_path / "hub" / "models" / owner.name).symlink_to(owner)
-    own = tmp_path / "hub" / "models" / "own" / "adapter"
-    (own / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{QWEN}"}}')
-    (own / "adapter_model.safetensors").touch()
-    (own / "tokenizer.json").touch()
-    with Hub(tmp_path / "hub") as hub:
-        machine = Machine(tmp_path, hub, stand_ins)
-        done = machine.start("fetch", *COQA, "model.path=own/adapter")
-        assert done.returncode == 0, done.stderr
-        assert FIRST_SHARD in hub.fetched()
-        own, base = (f"model {name} " for name in ("own/adapter", QWEN))
-        again = machine.start("fetch", *COQA, "model.path=own/adapter").stdout
-        assert (own in again, base in again) == (True, True)

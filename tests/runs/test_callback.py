@@ -143,16 +143,8 @@ def test_a_stopped_run_goes_on_where_it_was(run, tmp_path):
     assert resumed.stats["sample_texts"] == whole.stats["sample_texts"]
 
 
-def test_several_runs_in_one_folder(run, tmp_path, capsys):
+def test_several_runs_in_one_folder(run, capsys):
     """The second that works reuses what the first one scored; others leave what is there."""
-    with pytest.raises(SystemExit, match="stopped before loading the model"):
-        run("model.path=nowhere/at-all")
-    unloadable, said = "model.load_model_args.dtype=float99", "expected dtype auto or a torch dtype"
-    with pytest.raises(ValueError, match=said):
-        run(unloadable)
-    manifest = read_manifest(tmp_path / "run" / "ue_manager_seed1")
-    assert manifest["status"] == "failed"
-    assert said in manifest["error"]
     manager, scored = run("subsample_eval_dataset=0.5", "seed=[3,1]"), {}
     for seed in (3, 1):  # names of rows survive LM-Polygraph's own subsampling
         first = load_run(manager.with_name(f"ue_manager_seed{seed}"))
@@ -161,14 +153,15 @@ def test_several_runs_in_one_folder(run, tmp_path, capsys):
         scored |= dict.fromkeys(kept)
     assert len(scored) == 3
     before = manifests.manifest_path(manager).read_text()
-    with pytest.raises(ValueError, match=said):
-        run("data.first=3", unloadable)
+    with pytest.raises(ValueError, match="expected dtype auto or a torch dtype"):
+        run("data.first=3", "model.load_model_args.dtype=float99")
     assert not Path(f"{manager}.lock").exists()
-    taken = r"ue_manager_seed1 is being written by another"
-    with locked(manager), pytest.raises(SystemExit, match=taken):
+    with locked(manager), pytest.raises(SystemExit, match="ue_manager_seed1 is being written by"):
         run("data.first=3")
+    with pytest.raises(SystemExit, match="stopped before loading the model"):
+        run("model.path=nowhere", "data.first=1")
+    assert "expected two rows or more, got 1" in capsys.readouterr().out
     assert manifests.manifest_path(manager).read_text() == before
-    capsys.readouterr()
     run()  # as after `kill -9`, which leaves the lock's file
     second = load_run(manager)
     sampled = [second.stats["input_texts"].index(prompt) for prompt in kept]
@@ -178,20 +171,6 @@ def test_several_runs_in_one_folder(run, tmp_path, capsys):
     assert f"polygraph_asmi results {Path(manager).parent}" in capsys.readouterr().err
     name = "ASMI (60%, K=64)"
     np.testing.assert_array_equal(first.scores[name], second.scores[name][sampled])
-
-
-def test_faults_found_early_stop_the_run_before_the_model_is_loaded(run, tmp_path, capsys):
-    long = {"id": list("ab"), "input": ["Who?", "Who built the ferry? " * 400], "output": ["x"] * 2}
-    Dataset.from_dict(long).save_to_disk(tmp_path / "long")
-    for overrides, message in [
-        (["model.path=nowhere", "data.first=1"], "expected two rows or more, got 1"),
-        (["data.first=2.5"], "data.first must be a whole number"),
-        (["data.source=long"], "cannot ask 1 of 2 rows: b (its 2"),
-    ]:
-        with pytest.raises(SystemExit, match="stopped before loading the model"):
-            run(*overrides)
-        assert message in capsys.readouterr().out
-        assert not list((tmp_path / "run").glob("*seed1*"))
 
 
 QUICK = "estimators=asmi_only", "output_attentions=false", "asmi.num_masks=5", "asmi.mask_rate=0.2"
@@ -223,7 +202,7 @@ def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkey
     assert re.fullmatch(
         "3 of the sweep's jobs failed:\n"
         rf"job 0 \(.* data.first=1\): {stopped}expected two rows or more, got 1.*\n"
-        rf"job 1 \(.* data.first=2\): {stopped}its record failed.*{managers[1]} is being .*\n"
+        rf"job 1 \(.* data.first=2\): {stopped}the callback RunRecord .*{managers[1]} is being .*\n"
         r"job 2 \(.* data.first=3\): RuntimeError: no more",
         str(failed.value),
     )
@@ -261,37 +240,12 @@ def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monk
     assert read_manifest(manager)["status"] == "completed"
 
 
-def test_one_call_of_a_function_is_replaced():
-    called = []
-
-    def main(argument="default"):
-        called.append(argument)
-        return argument
-
-    callback._let_run_call(lambda function, argument: ("run", function(argument)), main)
-    assert (main("first"), main(), called) == (("run", "first"), "default", ["first", "default"])
-
-
-def test_main_memory_is_left_out_where_python_cannot_tell_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
-    assert "main" not in callback.peak_memory()
-
-
-def test_a_run_without_a_record_does_not_start(run, monkeypatch):
-    """Hydra only warns if a callback fails."""
-    broken = Mock(side_effect=RuntimeError("no such device"))
-    monkeypatch.setattr("lm_polygraph_asmi.runs.callback.reset_peak_memory", broken)
-    with pytest.raises(SystemExit, match="its record failed with RuntimeError: no such device"):
-        run("data.first=2")
-
-
-def test_manifests_are_plain_json_and_written_whole(tmp_path, monkeypatch):
+def test_manifests_are_plain_json_and_written_whole(tmp_path):
     manager = tmp_path / "ue_manager_seed7"
     write_manifest({"status": "running"}, manager)
-    assert json.loads((tmp_path / "asmi_manifest_seed7.json").read_text())["status"] == "running"
-    with pytest.raises(ValueError, match="the field 'seconds': expected a finite number"):
+    with pytest.raises(ValueError, match="'seconds'"):
         write_manifest({"seconds": float("nan")}, manager)
-    assert read_manifest(manager) == {"status": "running"}
+    assert json.loads((tmp_path / "asmi_manifest_seed7.json").read_text()) == {"status": "running"}
     torch.save({"state": "Initialized", "stats": {}, "metrics": {"PRR": 0.5}}, manager)
     ended = {"status": "failed", "error": "of another seed", "model": {}, "config": {"model": {}}}
     callback._add_results(ended, manager)
@@ -299,15 +253,18 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path, monkeypatch):
     before = model_of({"path": tmp_path})
     write_manifest({"status": "stopped"}, manager)  # of the same size
     assert model_of({"path": tmp_path}) != before
-    with pytest.raises(FileNotFoundError, match="only runs with the callback"):
+    with pytest.raises(FileNotFoundError, match="RunRecord"):
         read_manifest(tmp_path / "ue_manager_seed8")
+
+
+def test_a_models_revision_and_settings_are_those_of_its_cache(monkeypatch):
     cached = Mock(return_value="hub/snapshots/abc/config.json")
     monkeypatch.setattr(manifests, "try_to_load_from_cache", cached)
     own = {"revision": "v2", "cache_dir": "mine"}
     asked = [{"path": "owner/name", "load_model_args": arguments} for arguments in (None, own)]
     assert [model_of(node)["revision"] for node in asked] == ["abc", "abc"]
     assert [call.args[2:] for call in cached.call_args_list] == [(None, "main"), ("mine", "v2")]
-    settings = Mock(return_value=GenerationConfig())  # as it ships them, too
+    settings = Mock(return_value=GenerationConfig())
     monkeypatch.setattr(GenerationConfig, "from_pretrained", settings)
     read_shipped(asked[1])
     assert settings.call_args.kwargs == own
@@ -335,19 +292,19 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
     assert len(held[1]) == len(before)
 
 
-def test_memory_is_not_reset_before_cuda_starts(monkeypatch):
-    """A run begins before PyTorch has touched the GPU, and resetting would raise."""
+def test_memory_is_measured_where_the_system_allows_it(monkeypatch):
+    """A run begins before PyTorch has touched the GPU, where a reset would raise an error."""
     refusing = Mock(side_effect=RuntimeError("Invalid device argument"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", refusing)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     callback.reset_peak_memory()
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(RuntimeError, match="Invalid device"):
-        callback.reset_peak_memory()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert callback.peak_memory() == {}
 
 
 def test_a_main_that_is_no_function_stops_the_run():
     config = OmegaConf.create({"hydra": {"mode": "RUN"}})
-    with pytest.raises(SystemExit, match="expected a function as its main, got functools"):
+    with pytest.raises(SystemExit, match="expected a function"):
         callback.RunRecord().on_job_start(config, task_function=partial(print))

@@ -1,6 +1,5 @@
 """What is found before a model is loaded."""
 
-import re
 from subprocess import CompletedProcess
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -23,13 +22,20 @@ def of_data(*overrides: str):
     return list(CHECKS["rows"](read_plan(composed("asmi_babiqa", *overrides))))
 
 
-def test_a_setting_that_asmi_does_not_take_is_said_once():
-    plan = read_plan(run_of("asmi_coqa", "estimators=asmi_only", "+asmi.detph=0.7"))
-    ((finding,),) = findings_of(plan).values()  # nothing else can be checked
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("+asmi.detph=0.7", "unknown setting detph (did you mean depth?)"),
+        ("asmi.depth=1.5", "depth must lie in (0, 1), got 1.5: "),
+    ],
+)
+def test_a_setting_that_asmi_does_not_take_is_said_once(setting, said):
+    """Of all estimators together, without what OmegaConf adds; nothing else can be checked."""
+    plan = read_plan(run_of("asmi_coqa", "estimators=asmi_only", setting))
+    ((finding,),) = findings_of(plan).values()
     names = "lm_polygraph_asmi.estimators.asmi, lm_polygraph_asmi.estimators.sem_asmi"
-    assert finding.text.startswith(f"cannot build {names}: ")
-    assert "unknown setting detph (did you mean depth?)" in finding.text
-    assert finding.fatal
+    assert finding.text.startswith(f"cannot build {names}: {said}")
+    assert (finding.text.count("\n"), finding.fatal) == (0, True)
 
 
 def test_values_that_must_be_given():
@@ -156,24 +162,32 @@ def test_few_rows_without_a_label_do_not_end_a_run(tmp_path):
         assert is_fatal == fatal
 
 
-def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_path):
-    """LM-Polygraph's own list of metrics has BERTScore and AlignScore, of which much is needed."""
+def test_a_prompt_beyond_the_context_window(tiny, tmp_path):
+    source = saved(tmp_path, input=["Who?", "Who built the ferry? " * 400], output=["x", "y"])
+    own = "model=asmi_local", f"model.path={tiny}", f"data.source={source}"
+    ((text, fatal),) = CHECKS["window"](read_plan(composed("asmi_babiqa", *own)))
+    assert ("1 of 2 rows: test:1 (its 2" in text, fatal) == (True, True)
+
+
+def test_models_that_a_run_needs_are_named_before_it(monkeypatch, tmp_path):
+    """Those of LM-Polygraph's own list of metrics, and of an estimator through other statistics."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nltk.data, "path", [])
-    plan = Plan(OmegaConf.create({}), [Perplexity()])
-    found = list(CHECKS["side models"](plan))
+    found = list(CHECKS["side models"](Plan(OmegaConf.create({}), [Perplexity()])))
     names = ("roberta-large, ", "sentence-transformers/all-mpnet-base-v2, ", "yzha/AlignScore ",
              "roberta-large, ", "en_core_web_sm, ", "punkt_tab, ")  # fmt: skip
-    assert len(found) == len(names)
     for name, (text, fatal) in zip(names, found, strict=True):
         assert fatal
         assert text.startswith(name)
-    for (text, _), command in zip(
-        found[-2:], ("spacy download en_core_web_sm", "nltk.downloader punkt_tab"), strict=True
-    ):
-        assert f"which AlignScore needs, is not installed; run `python -m {command}`; to" in text
-    plan = Plan(OmegaConf.create({"generation_metrics": [{"name": "RougeMetric"}]}), [Perplexity()])
-    assert list(CHECKS["side models"](plan)) == []
+    for (text, _), command in zip(found[-2:], ("spacy download", "nltk.downloader"), strict=True):
+        assert f"run `python -m {command} " in text
+    config = composed("asmi_coqa", "generation_metrics=[{name: RougeMetric}]")
+    assert list(CHECKS["side models"](Plan(config, [Perplexity()]))) == []
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "own/base"}')
+    adapted = composed("asmi_coqa", "model=asmi_local", f"model.path={tmp_path}")
+    assert Plan(adapted).needs[0].name == "model own/base"
+    (finding,) = CHECKS["side models"](Plan(config, [SemanticEntropy()]))
+    assert finding.text.startswith("the NLI model 'microsoft/deberta-large-mnli' ")
 
 
 def test_a_command_of_a_library_that_fails_is_one_sentence(monkeypatch, tmp_path):
@@ -188,36 +202,26 @@ def test_a_command_of_a_library_that_fails_is_one_sentence(monkeypatch, tmp_path
     assert run.call_args[0][0][1:] == ["-m", "spacy", "download", "en_core_web_sm"]
 
 
-def test_models_that_estimators_need_through_other_statistics_are_named():
-    """Semantic entropy reads classes, which are made of a matrix of entailment."""
-    config = composed("asmi_coqa", "generation_metrics=[{name: RougeMetric}]")
-    (finding,) = CHECKS["side models"](Plan(config, [SemanticEntropy()]))
-    assert finding.text.startswith("the NLI model 'microsoft/deberta-large-mnli' ")
-
-
 def test_folders_that_cannot_be_written_or_hold_the_results(monkeypatch, tmp_path):
     config = run_of("asmi_demo", "++save_path=/proc/x", "++asmi.result_cache=/proc/y")
-    folders = ("save_path: cannot write /proc/x", "asmi.result_cache: cannot write /proc/y")
-    for (text, fatal), said in zip(CHECKS["output folder"](Plan(config)), folders, strict=True):
-        assert (fatal, said in text) == (True, True)
-    asked = RunRows([DataRow("1", "c", "Who built it?", "x")] * 1000)
-    config = run_of("asmi_demo", f"+save_path={tmp_path}/new/run", "asmi.result_cache=null")
-    for free in (10**6, 10**9):
-        monkeypatch.setattr(checks.shutil, "disk_usage", lambda _, n=free: SimpleNamespace(free=n))
-        found = list(CHECKS["disk"](Plan(config, rows=asked)))
-        assert len(found) == (free == 10**6)
-        for text, _ in found:
-            assert f"{tmp_path}/new/run has 1.0 MB left, and the results of 1000 rows" in text
+    found = [text for text, _ in CHECKS["output folder"](Plan(config))]
+    assert ["/proc/x" in found[0], "/proc/y" in found[1]] == [True, True]
+    long = RunRows([DataRow("1", "c", "x" * 10**6, "x")] * 400)  # 0.8 GB of prompts a seed
+    new = f"+save_path={tmp_path}/new/run"
     source = Mock(spec=needs.Repository, size=lambda: 10**10)
     source.missing = source.size
-    plan = Plan(config)
-    vars(plan)["needs"] = [needs.Need("model a/b", "the run", source)] * 2
-    ((text, _),) = CHECKS["disk"](plan)
-    assert re.match("HF_HOME: .* has 1.0 GB left, and what is missing takes 20.0 GB", text)
-    long = RunRows([DataRow("1", "c", "x" * 10**6, "x")] * 400)
-    config = run_of("asmi_demo", f"+save_path={tmp_path}/new/run", "seed=[1,2,3]")
-    (found, *_) = CHECKS["disk"](Plan(config, rows=long))
-    assert "take about 2." in found.text  # of which 800 MB a seed are prompts
+    for seeds, free, expected in (
+        ("[1]", 10**9, ["HF_HOME"]),
+        ("[1,2,3]", 10**9, ["save_path", "asmi.result_cache", "HF_HOME"]),
+        ("[1]", 10**11, []),
+    ):
+        monkeypatch.setattr(checks.shutil, "disk_usage", lambda _, n=free: SimpleNamespace(free=n))
+        plan = Plan(run_of("asmi_demo", new, f"seed={seeds}"), rows=long)
+        vars(plan)["needs"] = [needs.Need("model a/b", "the run", source)] * 2
+        texts = [text for text, _ in CHECKS["disk"](plan)]
+        assert [text.partition(":")[0] for text in texts] == expected
+        if expected:
+            assert "20.0 GB" in texts[-1]
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,9 @@ class Calibration:
     right_from: float | None = None  # lowest quality of a right answer; None: 0.5 of 0 to 1
     sample: Any = field(default=None, compare=False, repr=False)  # a `Sample`; it is not saved
 
+    def __post_init__(self) -> None:
+        signal_of(self.signal)  # raises for an unknown one
+
     @property
     def title(self) -> str:
         """The signal in sentences, such as "MSP"."""
@@ -184,25 +187,45 @@ class Calibration:
     def decide(self, answer: Score | UnmaskedAnswer) -> Decision:
         """Decide on a `Score`, or on an `UnmaskedAnswer` if the signal needs no masked pass."""
         signals = self._signals(answer)
-        value, limit = signals.get(self.signal), self.guarantee.threshold
-        reason, accept, warnings = self._refusal(answer, value), None, answer.warnings
-        if value is not None and not reason:
-            accept, reason = None if limit is None else bool(value <= limit), self._reason(value)
-            if accept:
-                warnings = (*self._unlike(answer.prompt_tokens), *warnings)
+        value = signals.get(self.signal)
+        accept, reason = self._verdict(answer, value)
+        unlike = self._unlike(answer.prompt_tokens) if accept else []
         return Decision(
             accept=accept,
             reason=reason,
             signal=self.signal,
             value=value,
             signals=signals,
-            threshold=limit,
-            warnings=warnings,
+            threshold=self.guarantee.threshold,
+            warnings=(*unlike, *answer.warnings),
             text=answer.scored_text,
             calibration=self.name,
             **{name: getattr(answer, name) for name in COPIED},
             score=answer if isinstance(answer, Score) else None,
         )
+
+    def _verdict(
+        self, answer: Score | UnmaskedAnswer, value: float | None
+    ) -> tuple[bool | None, str]:
+        """Whether to accept, None: no decision; and why, in a sentence."""
+        rule, title, unit = self.guarantee, self.title, unit_of(self.signal)
+        if not answer.answered:
+            return None, EMPTY
+        if other := self.differences(answer.compared_settings):
+            return None, (
+                f"No decision: this answer differs from the calibration's ({'; '.join(other)}). "
+                "Score it with that model and those parameters, or calibrate again."
+            )
+        if value is None:
+            return None, f"No decision: {title} of this answer is unknown: use `decide`."
+        if rule.threshold is None:
+            return None, f"No threshold by {title} could be shown to hold. {rule.limits}".rstrip()
+        if value <= rule.threshold:
+            return True, (
+                f"Accept: {title} {value:.4g}{unit} is at most {rule.threshold:.4g}. Risk "
+                f"guarantee: {rule.promise}."
+            )
+        return False, f"Abstain: {title} {value:.4g}{unit} is above {rule.threshold:.4g}."
 
     def _signals(self, answer: Score | UnmaskedAnswer) -> dict[str, float]:
         """The answer's signals, and the learned one if the answer has its features."""
@@ -211,30 +234,6 @@ class Calibration:
             return answer.signals
         (value,) = self.learned({name: values[None] for name, values in features.items()})
         return answer.signals | {LEARNED: float(value)}
-
-    def _refusal(self, answer: Score | UnmaskedAnswer, value: float | None) -> str:
-        """Why there is no decision, in a sentence; empty: there may be one."""
-        if not answer.answered:
-            return EMPTY
-        if other := self.differences(answer.compared_settings):
-            return (
-                f"No decision: this answer differs from the calibration's ({'; '.join(other)}). "
-                "Score it with that model and those parameters, or calibrate again."
-            )
-        if value is None:
-            return f"No decision: {self.title} of this answer is unknown: use `decide`."
-        return ""
-
-    def _reason(self, value: float) -> str:
-        rule, unit = self.guarantee, unit_of(self.signal)
-        if rule.threshold is None:
-            return f"No threshold by {self.title} could be shown to hold. {rule.limits}".rstrip()
-        if value > rule.threshold:
-            return f"Abstain: {self.title} {value:.4g}{unit} is above {rule.threshold:.4g}."
-        return (
-            f"Accept: {self.title} {value:.4g}{unit} is at most {rule.threshold:.4g}. Risk "
-            f"guarantee: {rule.promise}."
-        )
 
     def _unlike(self, tokens: int) -> list[str]:
         """A warning if the prompt is shorter or longer than all prompts of the calibration."""

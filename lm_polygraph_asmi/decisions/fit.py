@@ -63,18 +63,17 @@ def best_threshold(
     answers: Labelled,
     risk: float,
     confidence: float,
-    unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
+    unlabelled: Mapping[str, Float[np.ndarray, " m"]] = {},
     largest: int | None = None,
 ) -> tuple[str, RiskThreshold]:
     """The signal that accepts most, and its threshold; each is tested at a part of the level."""
-    level, others = (1 - confidence) / len(columns), unlabelled or {}
+    level = (1 - confidence) / len(columns)
     rules = {
         name: risk_threshold(
-            values, answers.wrong, answers.clusters, risk, 1 - level,
-            unlabelled=others.get(name), largest=largest,
+            values, answers, risk, 1 - level, unlabelled=unlabelled.get(name), largest=largest
         )
         for name, values in columns.items()
-    }  # fmt: skip
+    }
     best = max(rules, key=lambda name: rules[name].coverage)
     return best, replace(rules[best], confidence=confidence, signals=len(columns))
 
@@ -85,7 +84,7 @@ def fit(
     asked: Asked,
     *,
     features: Callable[[], Features] = dict,
-    unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
+    unlabelled: Mapping[str, Float[np.ndarray, " m"]] = {},
     **about: Any,
 ) -> Calibration:
     """Fit the threshold on answers that are not blank.
@@ -129,7 +128,7 @@ def fit(
             columns[decider],
             answers.wrong.astype(float),
             answers.clusters,
-            None if unlabelled is None else unlabelled[decider],
+            unlabelled.get(decider),
             chose,
         ),
         **about,

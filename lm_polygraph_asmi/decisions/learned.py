@@ -4,7 +4,7 @@ It is a logistic regression, with strong L2, on features of an answer from one p
 It is saved as plain numbers, so that scoring with it needs only NumPy.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,8 +59,8 @@ def _tables(features: Features) -> dict[str, np.ndarray]:
     return {name: finite(**{name: values}) for name, values in features.items()}
 
 
-def fit_score(features: Features, wrong: ArrayLike, strength: float = STRENGTH) -> LearnedScore:
-    """Logistic regression of errors on standardised features.
+def fit_score(features: Features, wrong: ArrayLike) -> LearnedScore:
+    """Logistic regression of errors, (n,) 1 = wrong, on standardised features.
 
     ValueError also if all labels, or all features, are alike.
     """
@@ -76,7 +76,7 @@ def fit_score(features: Features, wrong: ArrayLike, strength: float = STRENGTH) 
     known = scale > 1e-9 * np.abs(mean)
     if not known.any():
         raise ValueError(f"expected features that vary, got {len(answers)} answers with the same")
-    model = LogisticRegression(C=strength, max_iter=1000)
+    model = LogisticRegression(C=STRENGTH, max_iter=1000)
     model.fit((table[:, known] - mean[known]) / scale[known], answers.wrong)
     weights = np.zeros(table.shape[1])
     weights[known] = model.coef_[0] / scale[known]
@@ -85,10 +85,7 @@ def fit_score(features: Features, wrong: ArrayLike, strength: float = STRENGTH) 
     return LearnedScore(by_group, float(model.intercept_[0] - weights @ mean))
 
 
-Learner = Callable[[Features, np.ndarray], LearnedScore]
-
-
-def out_of_fold(features: Features, answers: Labelled, fit: Learner = fit_score) -> np.ndarray:
+def out_of_fold(features: Features, answers: Labelled) -> np.ndarray:
     """(n,) log-odds by scores that were learned without the answer's cluster, in five folds.
 
     ValueError also for right or wrong answers in fewer than five clusters.
@@ -98,7 +95,7 @@ def out_of_fold(features: Features, answers: Labelled, fit: Learner = fit_score)
     folds, logits = answers.folds(), np.empty(len(answers))
     for fold in np.unique(folds):
         train, test = folds != fold, folds == fold
-        logits[test] = fit(_rows(tables, train), answers.wrong[train])(_rows(tables, test))
+        logits[test] = fit_score(_rows(tables, train), answers.wrong[train])(_rows(tables, test))
     return logits
 
 
@@ -124,7 +121,6 @@ def learned_threshold(
     answers: Labelled,
     risk: float,
     confidence: float,
-    fit: Learner = fit_score,
     largest: int | None = None,
 ) -> LearnedThreshold:
     """The most lenient threshold with a risk guarantee, on a learned score if it ranks better.
@@ -144,9 +140,9 @@ def learned_threshold(
     by_kind = [len(set(known.codes[known.wrong == kind])) for kind in (True, False)]
     if min(by_kind) >= FEWEST:
         part = _rows(tables, learning)
-        fitted = fit(part, known.wrong)
+        fitted = fit_score(part, known.wrong)
         learned = fitted(tables)
-        learned[learning] = out_of_fold(part, known, fit)
+        learned[learning] = out_of_fold(part, known)
         gain = auroc_difference(learned[learning], values[learning], known)
         sentence = (
             f"AUROC of the learned score minus that of {signal}: {gain}, out of fold on the "
@@ -159,7 +155,5 @@ def learned_threshold(
             f"Nothing was learned: expected {FEWEST} clusters with wrong and {FEWEST} with right "
             f"answers among the {known.n_clusters} that learn, got {by_kind[0]} and {by_kind[1]}"
         )
-    rule = risk_threshold(
-        values, answers.wrong, answers.clusters, risk, confidence, learning, largest=largest
-    )
+    rule = risk_threshold(values, answers, risk, confidence, choosing=learning, largest=largest)
     return LearnedThreshold(signal, score, values, learning, rule, f"{sentence}; {signal} decides.")

@@ -22,7 +22,6 @@ from lm_polygraph_asmi.decisions.fit import Asked, fit
 from lm_polygraph_asmi.decisions.labels import (
     clusters_of,
     digest_of_texts,
-    has_label,
     labels_in,
     labels_of,
     question_of,
@@ -32,13 +31,7 @@ from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.inputs import LABELS
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import NAMES, loadable, names_that_count
-from lm_polygraph_asmi.scoring.sheet import (
-    RANK,
-    is_sheet,
-    key_of,
-    order_of,
-    write_sheet,
-)
+from lm_polygraph_asmi.scoring.sheet import RANK, is_sheet, key_of, write_sheet
 from lm_polygraph_asmi.scoring.signals import column_of
 from lm_polygraph_asmi.tables import LINES, Row, each, placing, read_table
 from lm_polygraph_asmi.validation import describe_fields
@@ -67,8 +60,8 @@ def calibrate_rows(
     """Calibrate on labelled answers: a threshold with a risk guarantee.
 
     Args:
-        rows: a file that `score_file` wrote, or its rows, whose model and parameters are taken.
-            Those without a label, `correct` or `quality`, and empty answers are left out.
+        rows: a file that `score_file` wrote, or its rows. They name the model and the parameters.
+            Rows without a label, `correct` or `quality`, are left out, and so are empty answers.
         risk, confidence: see `Asked`.
         labels: the sheet of these rows, with labels.
         unlabelled: scored rows like later ones; their signals are the thresholds to test.
@@ -81,36 +74,38 @@ def calibrate_rows(
         >>> run.n, run.errors, run.guarantee.threshold  # far too few for a guarantee
         (8, 4, None)
     """
-    order = None if labels is None else order_of(labels)
-    signal = options.get("signal") or order or "best"
-    asked = Asked(risk, confidence, **options | {"signal": signal})
-    every = scored_rows(rows, signal)
-    given = {} if labels is None else labels_in([labels], every)
-    named = every if labels is None else with_labels(every, given)
-    about = {
-        "name": Path(rows).name if isinstance(rows, str | Path) else "labelled answers",
-        "label_source": "their labels",
-    }
-    if order is not None:
-        if signal != order:
-            raise ValueError(
-                f"{labels} is sorted by {order}, from the surest on, so {order} is tested, not "
-                f"{signal!r}: best and learned need labels of random rows"
-            )
-        if unlabelled:
-            raise ValueError("a sheet in order has its unlabelled rows: leave --unlabelled out")
-        return _calibrated_in_order(named, {*given}, asked, about)
-    known, left_out = _labelled_answers(named, asked)
-    inputs, wrong, answers = map(list, zip(*known, strict=True))
-    _check_random(answers, named, signal)
+    given = options.get("signal")
+    asked = Asked(risk, confidence, **options | {"signal": given or "best"})
+    every, about = scored_rows(rows, asked.signal), dict[str, Any]()
+    if isinstance(rows, str | Path):
+        about["name"] = Path(rows).name
+    if labels is not None:
+        sheet = labels_in([labels], every)
+        every = with_labels(every, sheet.labels)
+        if sheet.order is not None:
+            if given and given != sheet.order:
+                raise ValueError(
+                    f"{labels} is sorted by {sheet.order}, from the surest on, so {sheet.order} is "
+                    f"tested, not {given!r}: best and learned need labels of random rows"
+                )
+            if unlabelled:
+                raise ValueError("a sheet in order has its unlabelled rows: leave --unlabelled out")
+            asked = replace(asked, signal=sheet.order)
+            return _calibrated_in_order(every, sheet.labels.keys(), asked, about)
+    known, about["left_out"] = _labelled_answers(every, asked)
+    inputs, answers = [row for row, _ in known], [answer for _, answer in known]
     quality: list[Any] = [row.content.get("quality") for row in inputs]
     return fit(
-        {name: np.array([one.signals[name] for one in answers]) for name in answers[0].signals},
-        Labelled(wrong, clusters_of(inputs), None if None in quality else quality, asked.resamples),
-        replace(asked, signal=answers[0].settings["method"]) if signal == "score" else asked,
+        columns_of(answers),
+        Labelled(
+            np.array(labels_of(inputs, asked.right_from), dtype=bool),
+            clusters_of(inputs),
+            None if None in quality else quality,
+            asked.resamples,
+        ),
+        replace(asked, signal=answers[0].settings["method"]) if given == "score" else asked,
         features=lambda: _features(inputs, answers, scorer),
-        unlabelled=_spare(inputs, scored_rows(unlabelled, signal), signal),
-        left_out=left_out,
+        unlabelled=_unlabelled_signals(inputs, scored_rows(unlabelled, asked.signal), asked.signal),
         **about,
         **_described(inputs, answers),
     )
@@ -118,16 +113,23 @@ def calibrate_rows(
 
 def _labelled_answers(
     rows: Sequence[Row], asked: Asked
-) -> tuple[list[tuple[Row, bool, UnmaskedAnswer]], str]:
-    """Rows with a label whose answer is not empty, and in words how many others there are."""
-    labelled = labels_of(rows, asked.right_from)
-    saved = answers_of([row for row, _ in labelled], asked.signal)
-    known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
+) -> tuple[list[tuple[Row, UnmaskedAnswer]], str]:
+    """Rows with a label whose answer is not empty, and in words how many others there are.
+
+    ValueError: none, or the surest alone.
+    """
+    wrong = labels_of(rows, asked.right_from)
+    labelled = [row for row, label in zip(rows, wrong, strict=True) if label is not None]
+    others = [row for row, label in zip(rows, wrong, strict=True) if label is None]
+    known = answered(labelled, asked.signal)
     if not known:
         raise ValueError(
             f"expected labelled answers, got {len(labelled) or 'none'} among {len(rows)} rows"
             f'{", all empty" if labelled else ""}: fill "correct" (true or false), or "quality"'
         )
+    if not column_of(asked.signal)[0]:
+        others = [row for row in others if row.content.get("digest")]
+    _check_random(known, answered(others, asked.signal))
     left_out = {
         "without a label": len(rows) - len(labelled),
         "empty": len(labelled) - len(known),
@@ -135,24 +137,42 @@ def _labelled_answers(
     return known, ", ".join(f"{number} {kind}" for kind, number in left_out.items() if number)
 
 
+def _check_random(
+    known: Sequence[tuple[Row, UnmaskedAnswer]], others: Sequence[tuple[Row, UnmaskedAnswer]]
+) -> None:
+    """Raise ValueError if the labelled answers are the surest by a signal, so not random."""
+    if min(len(known), len(others)) < FEW:
+        return
+    labelled, rest = (columns_of([answer for _, answer in part]) for part in (known, others))
+    for name in labelled:
+        if labelled[name].max() < rest[name].min():
+            raise ValueError(
+                f"the {len(known)} labelled answers are the surest by {name}, not random ones: "
+                f"label random rows, or write a sheet with --surest-first {name}"
+            )
+
+
 def _calibrated_in_order(
     rows: Sequence[Row], keys: Collection[str], asked: Asked, about: Mapping[str, Any]
 ) -> Calibration:
     """The calibration by labels from the surest answer on, and what to label next.
 
-    `keys`: those in the sheet. `about`: other fields of `Calibration`.
+    Args:
+        rows: scored rows with the labels of the sheet.
+        keys: those of the sheet.
+        asked: `signal` is that by which the sheet is sorted.
+        about: other fields of `Calibration`.
     """
-    kept = surest_first(rows, asked.signal, asked.largest)
-    if keys != {key_of(row.content) for row in kept.rows}:
+    inputs, answers, largest = surest_first(rows, asked.signal, asked.largest)
+    if keys != {key_of(row.content) for row in inputs}:
         raise ValueError(
             "the sheet does not have the answers that are in order now. Rows were scored again, "
             "added or removed, or --largest differs. The ranks are of all answers, so these must "
             "stay as they were when the sheet was written: write another one"
         )
-    known = {row.number: float(wrong) for row, wrong in labels_of(rows, asked.right_from)}
-    given = np.array([known.get(row.number, np.nan) for row in kept.rows])
-    values = np.array([answer.signals[asked.signal] for answer in kept.answers])
-    rule, to_label = ordered_threshold(values, given, asked.risk, asked.confidence, kept.largest)
+    wrong = np.array(labels_of(inputs, asked.right_from), dtype=float)  # NaN: no label
+    values = columns_of(answers)[asked.signal]
+    rule, to_label = ordered_threshold(values, wrong, asked.risk, asked.confidence, largest)
     following = "No further label helps: the sequence of tests has ended."
     if len(to_label):
         following = (
@@ -162,29 +182,15 @@ def _calibrated_in_order(
     return Calibration(
         signal=asked.signal,
         guarantee=rule,
-        n=int(np.isfinite(given).sum()),
-        errors=int(np.nansum(given)),
+        n=int(np.isfinite(wrong).sum()),
+        errors=int(np.nansum(wrong)),
         signals={},
         right_from=asked.right_from,
         following=following,
-        sample=Sample(values, given, list(map(str, range(len(given))))),
+        sample=Sample(values, wrong, list(map(str, range(len(wrong))))),
         **about,
-        **_described(kept.rows, kept.answers),
+        **_described(inputs, answers),
     )
-
-
-def _check_random(answers: Sequence[UnmaskedAnswer], rows: Sequence[Row], signal: str) -> None:
-    """Raise ValueError if the labelled answers are the surest by a signal, so not random."""
-    others = [row for row in rows if not has_label(row.content)]
-    spare = [one for one in answers_of(_with_scores(others, signal), signal) if one.answered]
-    if min(len(answers), len(spare)) < FEW:
-        return
-    for name in answers[0].signals:
-        if max(a.signals[name] for a in answers) < min(a.signals[name] for a in spare):
-            raise ValueError(
-                f"the {len(answers)} labelled answers are the surest by {name}, not random ones: "
-                f"label random rows, or write a sheet with --surest-first {name}"
-            )
 
 
 def write_ordered_sheet(
@@ -198,9 +204,9 @@ def write_ordered_sheet(
         signal: by which answers are sorted, and later accepted; not "best" or "learned".
         largest: most answers of a later cluster, as for `calibrate_rows`.
     """
-    kept, _, _ = surest_first(scored_rows(scores), signal, largest)
-    write_sheet((row.content for row in kept), sheet, f"{RANK}{signal}")
-    return len(kept)
+    rows = surest_first(scored_rows(scores), signal, largest).rows
+    write_sheet((row.content for row in rows), sheet, f"{RANK}{signal}")
+    return len(rows)
 
 
 class Ordered(NamedTuple):
@@ -216,9 +222,7 @@ def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> Order
 
     The draw depends only on the keys of the rows: the same answers give the same draw.
     """
-    scored = [row for row in rows if row.content.get("digest")]  # others have no key
-    every = zip(scored, answers_of(scored, signal), strict=True)
-    known = [(row, answer) for row, answer in every if answer.answered]
+    known = answered([row for row in rows if row.content.get("digest")], signal)
     if not known:
         raise ValueError("expected scored answers to label, got none")
     if signal not in (own := known[0][1].signals):
@@ -236,15 +240,24 @@ def _described(rows: Sequence[Row], answers: Sequence[UnmaskedAnswer]) -> dict[s
     """Fields of a calibration that describe the answers it was made from."""
     lengths = [answer.prompt_tokens for answer in answers]
     return {
+        "label_source": "their labels",
         "model": answers[0].model,
         "settings": _shared_settings(answers),
         "prompt_tokens": sorted(map(float, lengths)) if all(lengths) else [],
-        "question_digests": digests_of([question_of(row.content) for row in rows]),
+        "question_digests": _digests(rows),
     }
 
 
-def _with_scores(rows: Sequence[Row], signal: str) -> list[Row]:
-    return [row for row in rows if column_of(signal)[0] or row.content.get("digest")]
+def answered(rows: Sequence[Row], signal: str) -> list[tuple[Row, UnmaskedAnswer]]:
+    """The rows whose answer is not empty, with it; see `answers_of`."""
+    found = zip(rows, answers_of(rows, signal), strict=True)
+    return [(row, answer) for row, answer in found if answer.answered]
+
+
+def columns_of(answers: Sequence[UnmaskedAnswer]) -> dict[str, np.ndarray]:
+    """Signal -> (n,) values; none of no answer."""
+    names = answers[0].signals if answers else ()
+    return {name: np.array([one.signals[name] for one in answers]) for name in names}
 
 
 def answers_of(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
@@ -349,20 +362,18 @@ def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
     return {name: value for name, value in shared.items() if name != "num_samples"}
 
 
-def _spare(
+def _unlabelled_signals(
     labelled: Sequence[Row], others: Sequence[Row], signal: str
-) -> dict[str, np.ndarray] | None:
-    """Signals of unlabelled rows, which must be scored as the labelled ones; None: no row."""
+) -> dict[str, np.ndarray]:
+    """Signals of unlabelled rows, which must be scored as the labelled ones; empty: no answer."""
     with placing("unlabelled"):
-        answers = answers_of([labelled[0], *others], signal)[1:]
-    known = set(digests_of([question_of(row.content) for row in labelled]))
-    if known.intersection(digests_of([question_of(row.content) for row in others])):
+        _, *spare = answered([labelled[0], *others], signal)
+    if not {*_digests(labelled)}.isdisjoint(_digests(others)):
         raise ValueError(
             "the unlabelled rows have questions of the labelled ones: their scores must be of "
             "other questions"
         )
-    signals = [answer.signals for answer in answers if answer.answered]
-    return {n: np.array([each[n] for each in signals]) for n in signals[0]} if signals else None
+    return columns_of([answer for _, answer in spare])
 
 
 def _features(
@@ -388,9 +399,9 @@ def _features(
     return {name: np.vstack([features[name] for features in tables]) for name in tables[0]}
 
 
-def digests_of(questions: Sequence[Any]) -> list[str]:
-    """Sorted hashes of questions."""
-    return sorted(map(digest_of_texts, questions))
+def _digests(rows: Sequence[Row]) -> list[str]:
+    """Sorted hashes of the rows' questions."""
+    return sorted(digest_of_texts(question_of(row.content)) for row in rows)
 
 
 def _shared_settings(answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import USUAL_SAMPLING, Calibration
 from lm_polygraph_asmi.decisions.fit import Asked, fit
-from lm_polygraph_asmi.decisions.labels import joined
-from lm_polygraph_asmi.decisions.rows import digests_of
+from lm_polygraph_asmi.decisions.labels import digest_of_texts, joined
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
 from lm_polygraph_asmi.scoring.signals import LEARNED, unmasked_signals
@@ -65,7 +64,7 @@ def calibrate_run(
         answered = np.flatnonzero([bool(text.strip()) for text in texts])
     if prompts:
         answers = Labelled(group.wrong, joined(group.clusters, prompts), group.quality)
-        digests = digests_of([prompts[i] for i in answered])
+        digests = sorted(digest_of_texts(prompts[i]) for i in answered)
     closes, ids = group.saved("asmi_closing"), group.saved("greedy_tokens")
     if config.closing_token and closes and ids:
         ends = {

@@ -9,10 +9,9 @@ from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import risk_threshold
 from lm_polygraph_asmi.decisions.fit import Asked, fit, rank_signals
 from tests.analysis.simulation import keys
+from tests.decisions.conftest import ABOUT
 
 ASKED = Asked(0.4, 0.8)
-ABOUT = {"label_source": "", "model": "m", "settings": {}, "prompt_tokens": [],
-         "question_digests": []}  # fmt: skip
 WRONG, NOISE = np.arange(60) % 2, np.random.default_rng(0).permutation(60) / 60
 ANSWERS = Labelled(WRONG, keys(60, 1), resamples=200)
 COLUMNS = {"sem": NOISE, "msp": WRONG + 0.01 * NOISE, "entropy": -WRONG, "asmi": WRONG + NOISE}
@@ -25,10 +24,10 @@ def test_the_signal_that_decides(signal, expected, signals):
     """The best of two unmasked ones has half of the level; one that needs masks is to be named."""
     for unlabelled in (None, {name: column[::2] for name, column in COLUMNS.items()}):
         asked = replace(ASKED, signal=signal, largest=1)
-        found = fit(COLUMNS, ANSWERS, asked, unlabelled=unlabelled, **ABOUT)
+        found = fit(COLUMNS, ANSWERS, asked, unlabelled=unlabelled or {}, **ABOUT)
         assert (found.signal, found.n, found.errors) == (expected, 60, 30)
         rule = risk_threshold(
-            COLUMNS[expected], WRONG, keys(60, 1), 0.4, 1 - 0.2 / signals,
+            COLUMNS[expected], ANSWERS, 0.4, 1 - 0.2 / signals,
             unlabelled=unlabelled and unlabelled[expected],
         )  # fmt: skip
         assert found.guarantee == replace(rule, confidence=0.8, signals=signals)

@@ -9,6 +9,7 @@ Ramdas (2024), Estimating means of bounded random variables by betting.
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -27,6 +28,8 @@ Most are small, since an error rate far above the risk is rare."""
 ENDS = 10_000
 """The ends of an interval are multiples of 1 / ENDS."""
 
+Outcome = Literal["holds", "violated", "inconclusive"]
+
 
 @dataclass(frozen=True)
 class RiskMonitor:
@@ -37,7 +40,7 @@ class RiskMonitor:
     `inconclusive`: neither.
     """
 
-    outcome: str
+    outcome: Outcome
     guarantee: RiskThreshold
     answers: int
     clusters: int
@@ -131,7 +134,7 @@ def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelle
         return _p_value(codes, share * kept - errors, share * guarantee.largest, SMALL_BETS)
 
     p_holds, p_violated = at_least(guarantee.risk), at_most(guarantee.risk)
-    outcome = "violated" if p_violated <= LEVEL else "inconclusive"
+    outcome: Outcome = "violated" if p_violated <= LEVEL else "inconclusive"
     if outcome != "violated" and p_holds <= level:
         outcome = "holds"
     # The ends of the interval: the outermost shares that a test does not reject.

@@ -38,14 +38,14 @@ HASHED = MACHINE | {
 REVISION = ("model", "revision", "attention_in_use", "prompt_format", *HASHED)
 """What identifies a model and the form of its prompts."""
 OPTIONAL = (*HASHED, "attention_in_use", "layer", "samples", "stop")
-"""What a calibration may lack, because its answers differ in it or come from a run."""
+"""Settings that a calibration may lack: its answers differ in them, or a run does not know them."""
 USUAL_SAMPLING = "LM-Polygraph's defaults"
-"""Saved as `sampling` for samples that `score` draws; their temperature is saved by itself."""
+"""The setting `sampling` of samples that `score` draws; the temperature is a setting of its own."""
 COPIED = ("prompt", "answer", "ids", "prompt_tokens", "settings", "model")
 """Fields that a decision copies from its answer."""
 UNKNOWN = "unknown"
 FEW_CLUSTERS = 50
-"""With labels from fewer clusters than this, the calibration warns."""
+"""With fewer clusters of labelled answers, the calibration warns."""
 
 
 @cache
@@ -125,7 +125,7 @@ class Calibration:
     def configured(self, settings: Mapping[str, Any]) -> ASMIConfig:
         """The config to decide with: parameters left out are the calibration's.
 
-        ValueError for one that the signal depends on and that differs; TypeError: an unknown one.
+        ValueError: a parameter differs on which the signal depends. TypeError: an unknown one.
         """
         derived = ("num_masks", "mask_rate")  # None: from the model's heads, as in the calibration
         given = {n: v for n, v in settings.items() if not (v is None and n in derived)}
@@ -139,7 +139,7 @@ class Calibration:
         return config
 
     def _key(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What must be equal for a decision: parameters of the signal, and the model's revision."""
+        """Settings that must be equal for a decision: of the signal, the model, and prompts."""
         needed = signal_of(self.signal).settings
         key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
         more = [*REVISION, *(n for n in ("layer", "samples") if n in needed)]
@@ -151,10 +151,10 @@ class Calibration:
         return known | {name: settings[name] for name in more if name in settings}
 
     def differences(self, settings: Mapping[str, Any]) -> list[str]:
-        """Why no decision on an answer can be made, in words; empty: it can.
+        """In what an answer differs from the calibration's, in words; empty: it can be decided on.
 
-        `settings` are `compared_settings` of a `Score` or an `UnmaskedAnswer`. Only those that the
-        signal depends on count: masks do not change MSP.
+        `settings` are `compared_settings` of a `Score` or an `UnmaskedAnswer`. Only settings on
+        which the signal depends are compared: masks do not change MSP.
         """
         there = self._key({**self.settings, "model": Path(self.model).name})
         here = self._key({**settings, "model": Path(settings.get("model", "")).name})

@@ -19,8 +19,8 @@ from lm_polygraph_asmi.validation import check_at_least_one
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a calibration is asked for; ValueError for a value that none can have.
+class CalibrationOptions:
+    """Options of a calibration; ValueError for a value that none can have.
 
     Args:
         risk: largest error rate among accepted answers, in (0, 1); see `risk_threshold`.
@@ -29,7 +29,7 @@ class Asked:
             "column:NAME" or "column:-NAME": any score in the rows; "best": of MSP, perplexity and
             entropy, each tested at a third of the level; "learned": a score that is learned on half
             of the clusters.
-        largest: most answers of a cluster that later ones may have; None: the most here.
+        largest: most answers of a later cluster; None: the most of a cluster here.
         right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
         resamples: bootstrap resamples for the intervals of PRR and AUROC.
     """
@@ -81,7 +81,7 @@ def best_threshold(
 def fit(
     columns: Mapping[str, Float[np.ndarray, " n"]],
     answers: Labelled,
-    asked: Asked,
+    asked: CalibrationOptions,
     *,
     features: Callable[[], Features] = dict,
     unlabelled: Mapping[str, Float[np.ndarray, " m"]] = {},

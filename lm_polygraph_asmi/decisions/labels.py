@@ -90,7 +90,7 @@ def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[bool
 
 
 def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> None:
-    """Remember a row; ValueError if an earlier row has its id, or its answer's digest."""
+    """Remember a row in `known`; ValueError if an earlier row has its id, or the same digest."""
     if digest is not None and (first := known.setdefault(digest, row.number)) != row.number:
         raise ValueError(f'"answer": row {first} has the same prompt and answer: keep one')
     if (row_id := row.content.get("id")) is not None:
@@ -119,9 +119,9 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
 
 
 def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
-    """Cluster keys (n,), merged where rows have the same prompt.
+    """Cluster keys (n,), where rows with the same prompt share one.
 
-    A question that is labelled twice is one piece of evidence, whatever its clusters say.
+    A question that is labelled twice is one piece of evidence, whatever its clusters are called.
     """
     keys, codes = np.unique(clusters, return_inverse=True)
     first: dict[str, int] = {}
@@ -142,6 +142,6 @@ def question_of(content: Mapping[str, Any]) -> Any:
 
 
 def digest_of_texts(*texts: Any) -> str:
-    """Hash of a question, and maybe its answer, text or token ids; see `same_text`."""
+    """Hash of a question, or of a question and its answer; texts count as of `same_text`."""
     compared = [list(t) if isinstance(t, tuple) else same_text(text_of(t)) for t in texts]
     return short_hash(to_json(compared, str))

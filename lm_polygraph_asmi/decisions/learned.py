@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import finite
+from lm_polygraph_asmi.analysis.clusters import binary, finite
 from lm_polygraph_asmi.analysis.comparison import auroc, auroc_difference
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.risk_control import (
@@ -22,8 +22,8 @@ from lm_polygraph_asmi.analysis.risk_control import (
 from lm_polygraph_asmi.scoring.signals import LEARNED
 
 STRENGTH = 0.01
-"""scikit-learn's C, smaller = more regularised, as fixed in docs/evidence/fresh-plan.md. It and
-equal penalties for all features were kept by docs/evidence/learned-plan.md."""
+"""scikit-learn's C, smaller = more regularised. It was fixed in docs/evidence/fresh-plan.md;
+docs/evidence/learned-plan.md kept it, and the same penalty for all features."""
 LEARNING_SHARE = 0.5
 """Share of the clusters that learn and choose the signal; this one accepted most in simulations."""
 FEWEST = 10
@@ -43,7 +43,10 @@ class LearnedScore:
     intercept: float
 
     def __call__(self, features: Features) -> np.ndarray:
-        """(n,) log-odds; groups without weights are ignored, a missing one is a ValueError."""
+        """(n,) log-odds of an error; groups without weights are ignored.
+
+        ValueError: a group is missing, or has another width.
+        """
         widths = {name: len(values) for name, values in self.weights.items()}
         tables = _tables({name: features[name] for name in widths if name in features})
         if (found := {name: table.shape[1] for name, table in tables.items()}) != widths:
@@ -66,18 +69,17 @@ def fit_score(features: Features, wrong: ArrayLike) -> LearnedScore:
     """
     from sklearn.linear_model import LogisticRegression  # a second to import
 
-    tables = _tables(features)
-    answers = Labelled(wrong, range(len(next(iter(tables.values())))))
-    if len(set(answers.wrong.tolist())) < 2:
-        raise ValueError(f"the {len(answers)} answers have one label: label answers of both kinds")
+    tables, errors = _tables(features), binary(wrong=wrong)
+    if errors.all() or not errors.any():
+        raise ValueError(f"the {len(errors)} answers have one label: label answers of both kinds")
     table = np.hstack(list(tables.values()))
     mean, scale = table.mean(0), table.std(0)
     # A constant column tells nothing, and its spread is a rounding error.
     known = scale > 1e-9 * np.abs(mean)
     if not known.any():
-        raise ValueError(f"expected features that vary, got {len(answers)} answers with the same")
+        raise ValueError(f"expected features that vary, got {len(errors)} answers with the same")
     model = LogisticRegression(C=STRENGTH, max_iter=1000)
-    model.fit((table[:, known] - mean[known]) / scale[known], answers.wrong)
+    model.fit((table[:, known] - mean[known]) / scale[known], errors)
     weights = np.zeros(table.shape[1])
     weights[known] = model.coef_[0] / scale[known]
     parts = np.split(weights, np.cumsum([part.shape[1] for part in tables.values()])[:-1])
@@ -86,13 +88,11 @@ def fit_score(features: Features, wrong: ArrayLike) -> LearnedScore:
 
 
 def out_of_fold(features: Features, answers: Labelled) -> np.ndarray:
-    """(n,) log-odds by scores that were learned without the answer's cluster, in five folds.
+    """(n,) log-odds of an error, each by a score learned on the other of five folds of clusters.
 
     ValueError also for right or wrong answers in fewer than five clusters.
     """
-    tables = _tables(features)
-    answers.columns(**tables)
-    folds, logits = answers.folds(), np.empty(len(answers))
+    tables, folds, logits = _tables(features), answers.folds(), np.empty(len(answers))
     for fold in np.unique(folds):
         train, test = folds != fold, folds == fold
         logits[test] = fit_score(_rows(tables, train), answers.wrong[train])(_rows(tables, test))
@@ -125,10 +125,17 @@ def learned_threshold(
 ) -> LearnedThreshold:
     """The most lenient threshold with a risk guarantee, on a learned score if it ranks better.
 
-    A share of the clusters, drawn at random, learns the score. By out-of-fold AUROC on them, it or
-    one of the simple signals, name -> (n,), is chosen. The other clusters only test thresholds: for
-    them the score is fixed, so the guarantee holds however much it overfits. A simple signal
-    decides if it ranks as well, or if there are fewer than `FEWEST` clusters of either label.
+    A random share of the clusters learns the score. On the same clusters, the learned score, out of
+    fold, or the best simple signal is chosen, by AUROC. A simple signal decides if it ranks as
+    well, or if fewer than `FEWEST` of them have a wrong answer, or a right one. The other clusters
+    only test thresholds. For them the score is fixed, so the guarantee holds however much it
+    overfits.
+
+    Args:
+        features: group -> (n, width).
+        simple: name of a signal -> (n,), higher = more uncertain.
+        answers: labels and clusters of the n answers.
+        risk, confidence, largest: see `risk_threshold`.
     """
     tables, columns = _tables(features), dict(zip(simple, answers.columns(**simple), strict=True))
     answers.columns(**tables)

@@ -89,17 +89,6 @@ def test_answers_unlike_the_calibrations(calibration, model, chat):
         Decider(Scorer(model, tokenizer=chat, stop="?"), by_msp)
 
 
-@pytest.mark.parametrize("part", [slice(None), (slice(None), slice(0, 8))])
-def test_weights_written_behind_its_back(part, model, chat, calibration):
-    """Of a layer, or of one head of it."""
-    decider = Decider(copy.deepcopy(model), limited(calibration, 1e9, "msp"), tokenizer=chat)
-    assert decider.decide(PROMPT, " Brask").accept is True
-    decider.scorer.model.model.layers[2].self_attn.o_proj.weight.data[part] *= 1.001
-    one = decider.decide(PROMPT, " Brask")
-    assert one.accept is None
-    assert "weights or their precision differ" in one.reason
-
-
 def test_the_same_weights_by_another_name(model, chat, scorer, scored, calibration, tmp_path):
     """In a folder that was moved or renamed: rows, resumed files and decisions go together."""
     renamed = copy.deepcopy(model)
@@ -107,12 +96,14 @@ def test_the_same_weights_by_another_name(model, chat, scorer, scored, calibrati
     other = Scorer(renamed, tokenizer=chat, **SETTINGS)
     mixed = [*scored[:38], *lines_of(other, labelled()[38:])]
     assert calibrate_rows(mixed, **ASKED).guarantee == calibration.guarantee
-    assert Decider(other, limited(calibration, 1e9, "msp")).decide(PROMPT, " Brask").accept is True
+    decider = Decider(other, limited(calibration, 1e9, "msp"))
+    assert decider.decide(PROMPT, " Brask").accept is True
     resume = partial(score_file, source=write(tmp_path / "in.jsonl", labelled(2)),
                      out=tmp_path / "out.jsonl")  # fmt: skip
     assert (resume(scorer), resume(other)) == (0, 0)
     with torch.no_grad():
-        renamed.lm_head.weight[0] += 1
+        renamed.lm_head.weight[0] += 1  # behind the decider's back
+    assert "weights or their precision differ" in decider.decide(PROMPT, " Brask").reason
     with pytest.raises(ValueError, match="'prod-llm' here"):
         resume(other)
     with pytest.raises(ValueError, match=r"otherwise than row 1 .*weights"):

@@ -34,6 +34,11 @@ from tests.decisions.conftest import WORDS, labelled, lines_of, numbered
 from tests.scoring.conftest import PROMPT
 
 
+def read(line):
+    """A scored row with its answer."""
+    return [(*numbered(line), Score.from_dict(line))]
+
+
 @pytest.fixture
 def overfitted(monkeypatch):
     """With hardly any penalty."""
@@ -160,7 +165,7 @@ def test_from_labels_to_decisions(learned, told, scorer):
     assert learned.guarantee.coverage > 0.3
     found = [outcome.result for outcome in Decider(scorer, learned).score_many(told[:10])]
     for one, row in zip(found, told, strict=False):
-        features = _features(numbered(row), [Score.from_dict(row)], scorer)
+        features = _features(read(row), scorer)
         expected = pytest.approx(learned.learned(features)[0], abs=1e-3)
         assert one.value == one.signals["learned"] == expected
         assert one.accept == (one.value <= learned.guarantee.threshold)
@@ -191,7 +196,7 @@ def test_features_of_own_answers_are_those_of_their_ids(scorer, monkeypatch):
     (line,) = lines_of(scorer, [{"prompt": PROMPT}])
     score, runs, plain = Score.from_dict(line), [], algorithm.run_unmasked
     assert len(score.ids) == 3
-    features = _features(numbered(line), [score], scorer)
+    features = _features(read(line), scorer)
     np.testing.assert_allclose(-features["free"][0, 0], score.signals["msp"], rtol=1e-4)
     monkeypatch.setattr(algorithm, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
     own = scorer.read(PROMPT, states=True).features

@@ -9,7 +9,7 @@ from scipy.stats import beta
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import Calibration
-from lm_polygraph_asmi.decisions.fit import Asked, fit
+from lm_polygraph_asmi.decisions.fit import CalibrationOptions, fit
 from lm_polygraph_asmi.decisions.picture import SCALE, bounds_of, error_rates, page_of
 from lm_polygraph_asmi.decisions.rows import write_ordered_sheet
 from lm_polygraph_asmi.tables import read_table
@@ -28,7 +28,7 @@ def calibrated(n, per=1, shift=1.0, risk=0.2, signal="msp", unlabelled=False):
     }
     others = {name: draw.normal(size=n) for name in columns} if unlabelled else {}
     answers = Labelled(wrong, keys(n // per, per), resamples=50)
-    return fit(columns, answers, Asked(risk, 0.9, signal), unlabelled=others, **ABOUT)
+    return fit(columns, answers, CalibrationOptions(risk, 0.9, signal), unlabelled=others, **ABOUT)
 
 
 def marks(page):

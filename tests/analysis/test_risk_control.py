@@ -405,12 +405,14 @@ def test_the_simulation_knows_a_broken_guarantee():
     assert float(violated.split()[0]) > max(30, float(accepted)) > 0
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_answers_that_are_all_right_or_wrong_or_alike(size):
-    n, names = 300, keys(300 // size, size)
+@pytest.mark.parametrize(("n", "size"), [(300, 1), (300, 3), (1200, 3)])
+def test_answers_that_are_all_right_or_wrong_or_alike(n, size):
+    """Of the last, bets are made, which test to accept everything: the threshold is a score."""
+    names = keys(n // size, size)
     score, half = np.random.default_rng(3).normal(size=n), np.arange(n) % 2 == 0
     right = risk_threshold(score, Labelled(np.zeros(n), names), 0.1, 0.95)
     assert (right.coverage, right.error_rate) == (np.mean(score <= right.threshold), 0)
+    assert right.threshold in score
     assert (right.coverage > 0.9, right.unavoidable, right.limits) == (True, 0, "")
     wrong = risk_threshold(score, Labelled(np.ones(n), names), 0.1, 0.95)
     assert (wrong.threshold, wrong.error_rate, wrong.coverage, wrong.unavoidable) == (

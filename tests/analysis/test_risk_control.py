@@ -293,13 +293,14 @@ def test_every_answer_has_the_same_chance_to_be_kept(largest):
 def test_no_order_of_rows_decides_who_tests(size):
     """Also where scores have ties, and where bets are placed one after the other."""
     score, wrong, names = answers(0, 280, size)
-    score, rows = np.round(score, 1), np.random.default_rng(0).permutation(280 * size)
-    found = risk_threshold(score, Labelled(wrong, names), 0.4, 0.8)
-    other = risk_threshold(
-        score[rows], Labelled(wrong[rows], np.array(names)[rows].tolist()), 0.4, 0.8
-    )
-    assert found == other
-    assert found.threshold is not None
+    score, codes, found = np.round(2 * score) / 2, np.unique(names, return_inverse=True)[1], []
+    for rows in (np.arange(280 * size), np.random.default_rng(0).permutation(280 * size)):
+        of_rows, no_row = (score[rows], wrong[rows], codes[rows]), np.zeros(280 * size, bool)
+        tests = risk_control.tests_of(of_rows, no_row, 0.4, 0.8, None, size)
+        rule = risk_threshold(score[rows], Labelled(wrong[rows], codes[rows]), 0.4, 0.8)
+        found.append((rule, sorted(zip(*tests.rows, strict=True))))
+    assert found[0] == found[1]
+    assert found[0][0].threshold is not None
 
 
 def test_keys_that_sort_by_size_do_not_choose_who_tests(monkeypatch):

@@ -221,10 +221,11 @@ def in_clusters(
 ) -> dict[str, RiskThreshold]:
     """Way -> threshold, of those that are for clusters."""
     firsts = np.unique(codes, return_index=True)[1]  # rows of a cluster are in random order
-    found = {"one each": risk_threshold(score[firsts], wrong[firsts], keys(firsts), *case[3:])}
+    answers = Labelled(wrong, keys(codes))
+    found = {"one each": risk_threshold(score[firsts], answers.take(firsts), *case[3:])}
     for way, enough in (("thinned", 10**9), ("bets", 0)):
         with patch.object(risk_control, "BETTING_FROM", (enough, enough)):
-            found[way] = risk_threshold(score, wrong, keys(codes), *case[3:])
+            found[way] = risk_threshold(score, answers, *case[3:])
     return found
 
 
@@ -237,11 +238,10 @@ def several_signals(case: Case, signals: np.ndarray, wrong: np.ndarray) -> dict[
     codes, level = np.arange(len(wrong)), 1 - case.confidence
     rows = choosing_rows(codes, seed_of(signals))
     chosen = int(np.argmax([auroc(column[rows], wrong[rows]) for column in signals.T]))
-    rules = [
-        risk_threshold(column, wrong, keys(codes), case.risk, 1 - level / 3) for column in signals.T
-    ]
+    answers = Labelled(wrong, keys(codes))
+    rules = [risk_threshold(column, answers, case.risk, 1 - level / 3) for column in signals.T]
     best = int(np.argmax([rule.coverage for rule in rules]))
-    fifth = risk_threshold(signals[:, chosen], wrong, keys(codes), *case[3:], rows)
+    fifth = risk_threshold(signals[:, chosen], answers, *case[3:], choosing=rows)
     return {
         "best": outcome(case, rules[best].threshold, best),
         "chosen": outcome(case, fifth.threshold, chosen),
@@ -254,9 +254,10 @@ def one_set(case: Case, seed: int) -> dict[str, Outcome]:
     signals, wrong, *numbers = draw(rng, case.clusters, case.size)
     codes = numbers[0] if numbers else np.repeat(np.arange(case.clusters), case.size)
     others, score = draw(rng, UNLABELLED, 1)[0][:, 0], signals[:, 0]
+    answers = Labelled(wrong, keys(codes), resamples=20)
     rules = {
-        "named": risk_threshold(score, wrong, keys(codes), *case[3:]),
-        "unlabelled": risk_threshold(score, wrong, keys(codes), *case[3:], unlabelled=others),
+        "named": risk_threshold(score, answers, *case[3:]),
+        "unlabelled": risk_threshold(score, answers, *case[3:], unlabelled=others),
     }
     if len(codes) > case.clusters:
         rules |= in_clusters(case, score, wrong, codes)
@@ -268,7 +269,6 @@ def one_set(case: Case, seed: int) -> dict[str, Outcome]:
     if case.population in ("normal", "alike", "dominated") and case.size == 1:
         results |= several_signals(case, signals, wrong)
     if case.population == "learnable":
-        answers = Labelled(wrong, keys(codes), resamples=20)
         rule = learned_threshold(features(signals), {"msp": score}, answers, *case[3:])
         results["learned"] = learned_outcome(case, rule)
     order = np.argsort(score, kind="stable")

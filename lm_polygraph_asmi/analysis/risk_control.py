@@ -8,16 +8,17 @@ cluster are tested. The proofs are on the page of the guarantee.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
+from jaxtyping import Bool, Float, Int, Real, Shaped
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import binary, check_rows, cluster_codes, finite
+from lm_polygraph_asmi.analysis.clusters import binary, finite
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.validation import check_number
 
 # Coverage of the first threshold; with more than FEW labels, a second sequence, with a smaller part
@@ -94,49 +95,57 @@ def check_guarantee(risk: float, confidence: float) -> None:
 
 def risk_threshold(
     scores: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
+    answers: Labelled,
     risk: float,
     confidence: float,
+    *,
     choosing: ArrayLike | None = None,
     unlabelled: ArrayLike | None = None,
     largest: int | None = None,
 ) -> RiskThreshold:
     """The most lenient threshold whose risk guarantee holds with at least this confidence.
 
-    Assumes that clusters, one key a row, come from the distribution of the later ones, and that
-    none of those has more answers than `largest`, by default the most of a cluster here. Of several
-    answers a cluster, one of some clusters tests (`thinned_rows`); of very many answers, bets on
-    sums by cluster do (`BETTING_FROM`, which is by simulation). Thresholds are (m,) scores of
-    `unlabelled` answers, or for bets of `CHOICE_SHARE` of the clusters, else of the answers that
-    test: then the risk, as the threshold rises, must pass `risk` once (page of the guarantee).
-    Rows (n,) of whole clusters that are `choosing` chose the score: they do not test.
+    Assumes that clusters come from the distribution of the later ones, and that none of those has
+    more answers than `largest`. Of several answers a cluster, one tests (`thinned_rows`). Of very
+    many answers, all test, by bets on sums over clusters (`BETTING_FROM`).
+
+    Thresholds to test are the scores of the answers that test. Then the risk, as the threshold
+    rises, must pass `risk` at most once (page of the guarantee). Bets test the scores of
+    `CHOICE_SHARE` of the clusters, which choose where to begin. With `unlabelled`, those scores are
+    tested, and the guarantee holds without a condition.
+
+    Args:
+        scores: (n,), higher = more uncertain.
+        answers: the same n answers, with labels and clusters.
+        risk: largest error rate among accepted answers, in (0, 1).
+        confidence: least probability, over samples of answers, that the guarantee holds.
+        choosing: (n,) booleans: rows of whole clusters that chose the score, so they do not test.
+        unlabelled: (m,) scores of other answers, like later ones.
+        largest: most answers of a later cluster; None: the most of a cluster here.
 
     All draws are seeded by the scores (`seed_of`), so no order of rows decides who tests.
 
     Example:
         >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
-        >>> keys = [str(n) for n in range(200)]
-        >>> rule = risk_threshold(scores, wrong, keys, risk=0.1, confidence=0.9)
+        >>> answers = Labelled(wrong, clusters=range(200))
+        >>> rule = risk_threshold(scores, answers, risk=0.1, confidence=0.9)
         >>> rule.threshold, rule.coverage, rule.error_rate
         (0.1, 0.75, 0.0)
     """
     check_guarantee(risk, confidence)
-    check_rows(clusters, scores=scores, wrong=wrong)
-    score, errors, codes = finite(scores=scores), binary(wrong=wrong), cluster_codes(clusters)
+    (score,) = answers.columns(scores=scores)
+    errors, codes = answers.wrong, answers.codes
     others = None if unlabelled is None else finite(unlabelled=unlabelled)
-    total, largest = int(codes.max()) + 1, largest or int(np.bincount(codes).max())
-    if total < 2:
+    largest = largest or int(np.bincount(codes).max())
+    if answers.n_clusters < 2:
         raise ValueError(
             "expected at least two clusters, got one: use answers on several passages (with one "
             f"answer each, at least {least_labels(risk, confidence)} at this risk and confidence)"
         )
-    chosen = np.zeros(len(score), bool)
-    if choosing is not None:
-        check_rows(clusters, choosing=choosing)
-        chosen = binary(choosing=choosing).astype(bool)
-        if {*codes[chosen]} & {*codes[~chosen]}:
-            raise ValueError("choosing: expected whole clusters, got a part of one")
+    chosen = np.zeros(len(score), bool) if choosing is None else binary(choosing=choosing)
+    answers.columns(choosing=chosen)  # raises unless there is one for each answer
+    if {*codes[chosen]} & {*codes[~chosen]}:
+        raise ValueError("choosing: expected whole clusters, got a part of one")
     tests = tests_of((score, errors, codes), chosen, risk, confidence, others, largest)
     limits = [
         float(limit)
@@ -147,33 +156,47 @@ def risk_threshold(
     threshold = min(max(limits), float(score.max())) if limits else None
     kept = errors[score <= (np.nan if threshold is None else threshold)]
     return RiskThreshold(
-        threshold, len(kept) / len(score), float(kept.mean()) if len(kept) else None, risk,
-        confidence, float(errors.mean()), len(score), total, largest, tests.share,
-        len(set(tests.rows[2])),
-    )  # fmt: skip
+        threshold=threshold,
+        coverage=len(kept) / len(score),
+        error_rate=float(kept.mean()) if len(kept) else None,
+        risk=risk,
+        confidence=confidence,
+        base_rate=float(errors.mean()),
+        answers=len(score),
+        clusters=answers.n_clusters,
+        largest=largest,
+        share=tests.share,
+        tested=len(set(tests.rows[2])),
+    )
+
+
+Rows = tuple[Real[np.ndarray, " n"], Shaped[np.ndarray, " n"], Int[np.ndarray, " n"]]
+"""Answers: score, label (not 0: wrong; NaN: none), and number of the cluster."""
+Grids = list[tuple[Real[np.ndarray, " t"], float]]
+"""Sequences of tests: thresholds, ascending, and the level of each of their tests."""
 
 
 class SequencesOfTests(NamedTuple):
     """Which thresholds are tested, at which level, on which answers."""
 
-    grids: list[tuple[np.ndarray, float]]  # thresholds (t,), ascending, and level, of each sequence
-    rows: tuple[np.ndarray, np.ndarray, np.ndarray]  # score, wrong, cluster of those that test
+    grids: Grids  # of each sequence
+    rows: Rows  # those that test
     largest: int  # of `p_value`; 1: the exact test
     share: float  # of the clusters, which made choices
 
 
 def tests_of(
-    answers: tuple[np.ndarray, np.ndarray, np.ndarray],
-    choosing: np.ndarray,
+    answers: Rows,
+    choosing: Bool[np.ndarray, " n"],
     risk: float,
     confidence: float,
-    others: np.ndarray | None,
+    others: Real[np.ndarray, " m"] | None,
     largest: int,
 ) -> SequencesOfTests:
-    """The tests of `risk_threshold`, of (n,) scores, wrong answers and codes of clusters.
+    """The tests of `risk_threshold`; `others` are its `unlabelled` scores.
 
-    They do not depend on the order of rows. Labels count only for bets without `others`, where some
-    clusters choose the thresholds, and among equal scores of one cluster, which they order.
+    They do not depend on the order of rows. Labels matter in two places only: they order equal
+    scores of one cluster, and in bets without `others`, some clusters choose the thresholds.
     """
     score, errors, codes = answers
     order, seed = np.lexsort((errors, score, codes)), seed_of(score)
@@ -195,10 +218,10 @@ def tests_of(
 
 
 def seed_of(*columns: ArrayLike) -> int:
-    """A seed from the values of columns (n,), in any order of rows.
+    """A seed from the values of columns (n,), whatever the order of rows.
 
-    With one fixed seed over the numbers of clusters, the same places would test in each sample: if
-    keys sort by size or topic, one kind of clusters would test too often, and always the same.
+    With a fixed seed, clusters at the same places would test in every sample. Where keys sort by
+    size or topic, these would be too many of one kind.
     """
     ordered = (np.sort(np.asarray(column, dtype=float) + 0.0) for column in columns)
     return crc32(b"".join(column.tobytes() for column in ordered))
@@ -207,14 +230,19 @@ def seed_of(*columns: ArrayLike) -> int:
 def ordered_threshold(
     scores: ArrayLike, wrong: ArrayLike, risk: float, confidence: float, largest: int = 1
 ) -> tuple[RiskThreshold, np.ndarray]:
-    """What labels from the surest answer on give so far, and rows to label for the next test.
+    """The threshold by labels from the surest answer on, and the rows to label for the next test.
 
-    Look and stop at any time. Rows are the surest first; if none is left, no label helps any more.
+    One may look after each label, and stop at any time. With all labels, the threshold is that of
+    `risk_threshold`. Labels above the first test that fails change nothing.
 
-    `scores` (N,) are of all answers, one a cluster (`thinned_rows`, where clusters may have up to
-    `largest`). `wrong` (N,) has None or NaN where there is no label: such a row counts as wrong.
-    All N must be known before the first label. With every label, it is `risk_threshold`; those
-    above the first test that fails change nothing.
+    Args:
+        scores: (N,) of all answers, one a cluster, known before the first label.
+        wrong: (N,) labels; None or NaN: no label, which counts as wrong.
+        risk, confidence: see `risk_threshold`.
+        largest: most answers of a later cluster, by which `thinned_rows` took one of each.
+
+    Returns:
+        The threshold, and row numbers, the surest first. Without rows, no label helps any more.
 
     Example:
         >>> scores, wrong = range(100), [0] * 30 + [None] * 70
@@ -229,7 +257,7 @@ def ordered_threshold(
         )
     known = ~np.isnan(label)
     binary(wrong=label[known])
-    rule = risk_threshold(score, label != 0, list(map(str, range(len(score)))), risk, confidence)
+    rule = risk_threshold(score, Labelled(label != 0, range(len(score))), risk, confidence)
     order, following = np.argsort(score, kind="stable"), list[float]()
     for grid, level in _grids(score, len(score), risk, confidence):
         passed, possible = (
@@ -239,19 +267,28 @@ def ordered_threshold(
         following += grid[passed:possible][:1].tolist()
     accepted = label[known & (score <= (np.nan if rule.threshold is None else rule.threshold))]
     rule = replace(
-        rule, error_rate=float(accepted.mean()) if len(accepted) else None, base_rate=None,
-        largest=largest, labels=int(known.sum()),
-    )  # fmt: skip
+        rule,
+        error_rate=float(accepted.mean()) if len(accepted) else None,
+        base_rate=None,
+        largest=largest,
+        labels=int(known.sum()),
+    )
     needed = ~known & (score <= min(following, default=-np.inf))
     return rule, order[needed[order]]
 
 
-def thinned_rows(codes: np.ndarray, largest: int | None, seed: int) -> np.ndarray:
+def thinned_rows(
+    codes: Int[np.ndarray, " n"], largest: int | None, seed: int
+) -> Int[np.ndarray, " m"]:
     """Rows, at most one a cluster, drawn so that each has the same chance, 1 / `largest`.
 
-    Of a cluster, one random row is taken with probability size / `largest`, by default the most of
-    a cluster; (n,) `codes` number the clusters from 0. So the rows are independent, and the share
-    of wrong ones is that of all answers on average.
+    Of each cluster, one random row is taken with probability size / `largest`. So rows are
+    independent, and on average the share of wrong ones is that of all answers.
+
+    Args:
+        codes: number of each row's cluster, from 0.
+        largest: None: the most rows of a cluster.
+        seed: of the draw.
 
     Example:
         >>> thinned_rows(np.array([0, 0, 0, 1, 1, 1, 2, 2, 2]), 3, seed=0).tolist()  # one of each
@@ -269,10 +306,8 @@ def thinned_rows(codes: np.ndarray, largest: int | None, seed: int) -> np.ndarra
     return np.sort(firsts[rng.random(len(sizes)) * largest < sizes])
 
 
-def _grids(
-    scores: np.ndarray, n: int, risk: float, confidence: float
-) -> list[tuple[np.ndarray, float]]:
-    """Thresholds (t,), ascending, and level, of each sequence that n labels test."""
+def _grids(scores: Real[np.ndarray, " m"], n: int, risk: float, confidence: float) -> Grids:
+    """The sequences that n labels test, with thresholds among `scores`."""
     grids, ranked = [], np.sort(scores)
     for part, start in _sequences(n):
         ranks = ranks_to_test(n, risk, part * (1 - confidence), start)
@@ -289,7 +324,7 @@ def _sequences(n: int) -> list[tuple[float, float]]:
 
 
 @cache
-def ranks_to_test(n: int, risk: float, level: float, start: float) -> np.ndarray:
+def ranks_to_test(n: int, risk: float, level: float, start: float) -> Int[np.ndarray, " t"]:
     """Numbers of accepted answers, of n, at which thresholds are tested, ascending; the last is n.
 
     From coverage `start` on, one for each further error that the exact test at this level allows.
@@ -321,8 +356,11 @@ def least_labels(risk: float, confidence: float) -> int:
     return alone if alone <= FEW else max(shared, FEW + 1)
 
 
-def least_wins(gains: np.ndarray, level: float) -> int:
-    """How many clusters in a row reach 1 / level; each gains a share (stakes,) of each stake."""
+def least_wins(gains: Float[np.ndarray, " stakes"], level: float) -> int:
+    """How many clusters, one after the other, let the capital reach 1 / level.
+
+    Each adds a share of `gains` to each stake.
+    """
 
     def reached(clusters: int) -> bool:
         log_capital = np.logaddexp.reduce(clusters * np.log1p(gains)) - np.log(len(gains))
@@ -332,17 +370,21 @@ def least_wins(gains: np.ndarray, level: float) -> int:
 
 
 def choosing_rows(
-    codes: np.ndarray, seed: int | tuple[int, int], share: float = CHOICE_SHARE
-) -> np.ndarray:
-    """(n,) rows of the clusters, numbered from 0, that make choices and do not test."""
+    codes: Int[np.ndarray, " n"], seed: int | tuple[int, int], share: float = CHOICE_SHARE
+) -> Bool[np.ndarray, " n"]:
+    """Which rows are of the random `share` of clusters that make choices and do not test."""
     order = np.random.default_rng(seed).permutation(codes.max() + 1)
     return np.isin(codes, order[: max(1, round(share * len(order)))])
 
 
 def _strongest_on(
-    score: np.ndarray, wrong: np.ndarray, clusters: np.ndarray, risk: float, largest: int
-) -> np.ndarray:
-    """Thresholds for clusters, from the one of strongest evidence to one that accepts everything.
+    score: Real[np.ndarray, " n"],
+    wrong: Shaped[np.ndarray, " n"],
+    clusters: Int[np.ndarray, " n"],
+    risk: float,
+    largest: int,
+) -> Real[np.ndarray, " t"]:
+    """Thresholds for bets: from the one of strongest evidence to one that accepts everything.
 
     A first threshold with too few answers, or with too many errors, would end the sequence at once.
     """
@@ -353,24 +395,33 @@ def _strongest_on(
 
 
 def _passed(
-    grid: np.ndarray, level: float, score: np.ndarray, errors: np.ndarray, codes: np.ndarray,
-    risk: float, largest: int,
-) -> int:  # fmt: skip
+    grid: Real[np.ndarray, " t"],
+    level: float,
+    score: Real[np.ndarray, " n"],
+    errors: Shaped[np.ndarray, " n"],
+    codes: Int[np.ndarray, " n"],
+    risk: float,
+    largest: int,
+) -> int:
     """How many of the ascending thresholds (t,) pass before the first that does not."""
     tests = (p_value(score <= limit, errors, codes, risk, largest) for limit in grid)
     return next((place for place, p in enumerate(tests) if p > level), len(grid))
 
 
 def p_value(
-    keep: np.ndarray, errors: np.ndarray, codes: np.ndarray, risk: float, largest: int
+    keep: Bool[np.ndarray, " n"],
+    errors: Shaped[np.ndarray, " n"],
+    codes: Int[np.ndarray, " n"],
+    risk: float,
+    largest: int,
 ) -> float:
-    """p-value of "a share of at least `risk` of the answers in `keep` (n,) is wrong".
+    """p-value of "a share of at least `risk` of the answers in `keep` is wrong".
 
-    Exact binomial if no cluster can have several answers. Otherwise a betting test (see `monitor`):
-    let Z be the sum of (wrong - risk) over a cluster's accepted answers, whose mean is at least 0
-    under this hypothesis. Capital that bets a share on -Z, cluster by cluster, gives the p-value 1
-    / (its maximum). It averages over stakes. Clusters are taken by their number, which must be
-    drawn at random, as `tests_of` does.
+    If no cluster can have several answers (`largest` is 1), it is exactly binomial. Otherwise it is
+    a betting test, see `risk_monitor`. Let Z be the sum of (wrong - risk) over a cluster's accepted
+    answers; under the hypothesis, its mean is at least 0. A share of the capital is staked on -Z,
+    cluster by cluster, and the p-value is 1 / (the maximum of the capital), averaged over stakes.
+    Clusters follow by their numbers `codes`, which must be drawn at random, as in `tests_of`.
 
     Example:
         >>> keep, errors = np.ones(30, bool), np.zeros(30, bool)
@@ -387,9 +438,13 @@ def p_value(
 
 
 def _gains(
-    keep: np.ndarray, errors: np.ndarray, clusters: np.ndarray, risk: float, largest: int
-) -> np.ndarray:
-    """(stakes, clusters) logarithm of the factor by which a stake grows in a cluster."""
+    keep: Bool[np.ndarray, " n"],
+    errors: Shaped[np.ndarray, " n"],
+    clusters: Int[np.ndarray, " n"],
+    risk: float,
+    largest: int,
+) -> Float[np.ndarray, "stakes clusters"]:
+    """Logarithm of the factor by which each stake grows in each cluster."""
     codes = np.unique(clusters, return_inverse=True)[1]
     sums = np.bincount(codes, keep * (errors - risk))
     stakes = BETS / ((1 - risk) * largest)  # the largest loss: all accepted and wrong

@@ -9,8 +9,10 @@ Ramdas (2024), Estimating means of bounded random variables by betting.
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import binary
@@ -20,22 +22,25 @@ from lm_polygraph_asmi.analysis.risk_control import BETS, RiskThreshold, least_w
 LEVEL = 0.05
 """Level of `violated`."""
 SMALL_BETS = BETS**2
-"""Stakes against "the risk is held", as shares of the largest. Most are small, since an error rate
-far above the risk is rare."""
+"""Stakes against "the risk is held", as shares of the largest stake that cannot lose everything.
+
+Most are small, since an error rate far above the risk is rare."""
 ENDS = 10_000
 """The ends of an interval are multiples of 1 / ENDS."""
+
+Outcome = Literal["holds", "violated", "inconclusive"]
 
 
 @dataclass(frozen=True)
 class RiskMonitor:
     """What newly labelled answers say of a guarantee.
 
-    `outcome` is `holds` if the new answers alone support the guarantee, at its confidence. It is
-    `violated` if the error rate of accepted answers is above the risk (level .05), and else
-    `inconclusive`.
+    `outcome` is one of three words. `violated`: the error rate of accepted answers is above the
+    risk (level .05). `holds`: the new answers alone support the guarantee, at its confidence.
+    `inconclusive`: neither.
     """
 
-    outcome: str
+    outcome: Outcome
     guarantee: RiskThreshold
     answers: int
     clusters: int
@@ -47,6 +52,9 @@ class RiskMonitor:
     p_holds: float  # p-value of "the risk is exceeded"
     p_violated: float  # of "the risk is held"
     unlabelled: int = 0  # accepted answers without a label, which are not counted
+    without_decision: int = 0  # answers that count as abstained
+    failed: int = 0  # rows without an answer, which are not counted
+    blank: int = 0  # empty answers, which are never accepted and not counted
     share: float = 1.0  # accepted share of all decided answers, with or without a label
     most: int = 1  # most answers of a cluster, with or without a label
 
@@ -75,18 +83,29 @@ class RiskMonitor:
         accepts = f"Accepted: {self.share:.0%} of these answers"
         if self.share == 1:
             accepts = "These are accepted answers alone, so which share is accepted is unknown"
-        return (
+        counts = {
+            "Without a decision, so counted as abstained: {}.": self.without_decision,
+            "Left out {} accepted answers without a label.": self.unlabelled,
+            "Left out {} rows that failed.": self.failed,
+            "Left out {} empty answers: they are never accepted.": self.blank,
+        }
+        first = (
             f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} {accepts}; "
             f"{self.guarantee.coverage:.0%} of the calibration's."
         )
+        return "\n".join([first, *(line.format(n) for line, n in counts.items() if n)])
 
 
 def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> RiskMonitor:
-    """Whether newly labelled answers, (n,) `accepted` or not, support a guarantee or contradict it.
+    """Whether newly labelled answers support a guarantee, or contradict it.
 
-    The probability that any look gives `violated` is at most .05 if the risk is held, and that any
-    gives `holds` at most 1 - confidence if it is exceeded. A cluster counts with as many answers as
-    the largest of the calibration had; its later rows are left out.
+    One may look after every new cluster. If the risk is held, the probability that any look gives
+    `violated` is at most .05. If it is exceeded, that of `holds` is at most 1 - confidence.
+
+    Args:
+        guarantee: it must have a threshold.
+        accepted: (n,) booleans, one for each of `answers`.
+        answers: labels and clusters. Of a cluster, the first `guarantee.largest` answers count.
 
     Example:
         >>> guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500)
@@ -115,7 +134,7 @@ def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelle
         return _p_value(codes, share * kept - errors, share * guarantee.largest, SMALL_BETS)
 
     p_holds, p_violated = at_least(guarantee.risk), at_most(guarantee.risk)
-    outcome = "violated" if p_violated <= LEVEL else "inconclusive"
+    outcome: Outcome = "violated" if p_violated <= LEVEL else "inconclusive"
     if outcome != "violated" and p_holds <= level:
         outcome = "holds"
     # The ends of the interval: the outermost shares that a test does not reject.
@@ -135,10 +154,15 @@ def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelle
     )
 
 
-def _p_value(codes: np.ndarray, excess: np.ndarray, worst: float, bets: np.ndarray) -> float:
-    """p-value of "the sum of `excess` (n,), at most `worst`, over a cluster has a mean >= 0".
+def _p_value(
+    codes: Int[np.ndarray, " n"],
+    excess: Float[np.ndarray, " n"],
+    worst: float,
+    bets: Float[np.ndarray, " stakes"],
+) -> float:
+    """p-value of "the sum of `excess` over a cluster has a mean of at least 0".
 
-    `bets` (stakes,) are shares of the stake that a cluster of the worst answers would lose.
+    `worst` is the largest such sum. `bets` are stakes, as shares of the one that it would take.
     """
     sums, times = np.unique(np.bincount(codes, excess), return_counts=True)
     gains = np.log1p(-bets[:, None] / worst * sums) @ times

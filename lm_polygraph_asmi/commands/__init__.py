@@ -50,7 +50,29 @@ class Main(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("heads", commands=COMMANDS, short_help="The causal probe.")
+def heads() -> None:
+    """Test the paper's claims on heads: the causal probe."""
+
+
+gate = click.Command(
+    "gate",  # the name of `monitor` in release 0.3
+    params=monitor.params,
+    callback=monitor.callback,
+    help=monitor.help,
+    hidden=True,
+    deprecated="It is called `monitor` now.",
+)
+
+
+@click.group(
+    cls=Main,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    commands=[
+        calibrate, configs, decide, doctor, fetch, gate, heads, merge, monitor, plan, report,
+        results, score,
+    ],
+)  # fmt: skip
 @click.version_option(__version__)
 def main() -> None:
     """Score answers with ASMI; prepare, merge and report LM-Polygraph benchmark runs.
@@ -58,35 +80,3 @@ def main() -> None:
     Tab completion: add `eval "$(_POLYGRAPH_ASMI_COMPLETE=bash_source polygraph_asmi)"` to ~/.bashrc
     (zsh_source or fish_source for other shells).
     """
-
-
-@main.group(commands=COMMANDS, short_help="The causal probe.")
-def heads() -> None:
-    """Test the paper's claims on heads: the causal probe."""
-
-
-for command in (
-    calibrate,
-    configs,
-    decide,
-    doctor,
-    fetch,
-    merge,
-    monitor,
-    plan,
-    report,
-    results,
-    score,
-):
-    main.add_command(command)
-
-main.add_command(
-    click.Command(
-        "gate",  # its name in release 0.3
-        params=monitor.params,
-        callback=monitor.callback,
-        help=monitor.help,
-        hidden=True,
-        deprecated="It is called `monitor` now.",
-    )
-)

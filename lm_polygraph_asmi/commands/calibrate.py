@@ -1,12 +1,16 @@
 """`polygraph_asmi calibrate`: a threshold with a risk guarantee, from labelled answers."""
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lm_polygraph_asmi.files import write_whole
 from lm_polygraph_asmi.validation import check_new, check_writable
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.decisions.calibration import Calibration
 
 
 def once(_: Any, option: click.Parameter, values: tuple[str, ...]) -> str | None:
@@ -87,9 +91,7 @@ def calibrate(
     """
     from rich.console import Console
 
-    from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.decisions.picture import page_of
-    from lm_polygraph_asmi.scoring.sheet import order_of
 
     if Path(out).suffix != ".json":
         raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
@@ -102,7 +104,8 @@ def calibrate(
     try:
         for written in filter(None, (out, html)):
             check_writable(written)
-        if labels is None or order_of(labels) is None:  # those in order may be looked at again
+        earlier = _in_order(out) if labels else None
+        if earlier is None:
             check_new(
                 out,
                 "name another file, or remove it. If it is of the same labels, each further "
@@ -118,20 +121,32 @@ def calibrate(
 
                 asked |= {"labels": labels, "unlabelled": unlabelled or ()}
                 result = calibrate_rows(str(rows), **asked)
-        if Path(out).exists():
-            earlier, rule = Calibration.load(out), result.guarantee
-            told = ("risk", "confidence", "answers", "largest")
-            if (earlier.name, earlier.signal) != (result.name, result.signal) or any(
-                getattr(earlier.guarantee, name) != getattr(rule, name) for name in told
-            ):
-                check_new(
-                    out,
-                    "it was made from other labels, or with another risk, confidence or --largest: "
-                    "name another file",
-                )
+        if earlier is not None and _basis(earlier) != _basis(result):
+            check_new(
+                out,
+                "it was made from other labels, or with another risk, confidence or --largest: "
+                "name another file",
+            )
         if html:
             write_whole(html, page_of(result))
         result.save(out)
     except TypeError as error:  # others end every command
         raise click.ClickException(str(error)) from error
     click.echo(f"{result}\nCalibration: {out}" + (f"\nPage: {html}" if html else ""))
+
+
+def _in_order(out: str) -> "Calibration | None":
+    """The calibration in a file if its labels were given in order: these may be looked at again."""
+    from lm_polygraph_asmi.decisions.calibration import Calibration
+
+    with suppress(OSError, ValueError):
+        found = Calibration.load(out)
+        return None if found.guarantee.labels is None else found
+    return None
+
+
+def _basis(calibration: "Calibration") -> tuple[Any, ...]:
+    """What another look at labels in order has in common with the one before."""
+    rule = calibration.guarantee
+    guarantee = rule.risk, rule.confidence, rule.answers, rule.largest, rule.labels is None
+    return (calibration.name, calibration.signal, *guarantee)

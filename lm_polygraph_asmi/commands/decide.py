@@ -144,7 +144,7 @@ class Decisions(Summary):
 
 
 def larger_cluster(calibration: "Calibration", out: str) -> str:
-    """A warning if a cluster in a file has more answers than the guarantee allows; else empty."""
+    """A warning if a cluster of a file has more answers than the guarantee allows, or empty."""
     from lm_polygraph_asmi.decisions.labels import clusters_of
     from lm_polygraph_asmi.tables import read_table
 

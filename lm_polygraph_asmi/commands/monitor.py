@@ -42,7 +42,6 @@ def monitor(
     Exit status: 0 holds, 3 violated, 4 inconclusive; 1 and 2 are errors.
     """
     from lm_polygraph_asmi.decisions.calibration import Calibration
-    from lm_polygraph_asmi.decisions.decision import EMPTY
     from lm_polygraph_asmi.decisions.labels import labels_in, with_labels
     from lm_polygraph_asmi.decisions.monitor import monitor as monitor_of
     from lm_polygraph_asmi.decisions.rows import scored_rows
@@ -51,22 +50,9 @@ def monitor(
     for path in labelled:
         before = rows[-1].number if rows else 0
         rows += [row._replace(number=before + row.number) for row in scored_rows(path)]
-    rows = with_labels(rows, labels_in(labels, rows)) if labels else rows
+    if labels:
+        rows = with_labels(rows, labels_in(labels, rows).labels)
     result = monitor_of(Calibration.load(calibration), rows, right_from)
-    decided = [row.content for row in rows if "digest" in row.content]
-    blank = sum(content["reason"] == EMPTY for content in decided)
-    without_decision = sum(content["accept"] is None for content in decided) - blank
-    if as_json:
-        content = vars(result) | {"guarantee": vars(result.guarantee)}
-        click.echo(to_json(content | {"without_decision": without_decision}))
-    else:
-        click.echo(result)
-        if without_decision:
-            click.echo(f"Without a decision, so counted as abstained: {without_decision}.")
-        if result.unlabelled:
-            click.echo(f"Left out {result.unlabelled} accepted answers without a label.")
-        if failed := len(rows) - len(decided):
-            click.echo(f"Left out {failed} rows that failed.")
-        if blank:
-            click.echo(f"Left out {blank} empty answers: they are never accepted.")
+    content = vars(result) | {"guarantee": vars(result.guarantee)}
+    click.echo(to_json(content) if as_json else result)
     sys.exit(STATUS[result.outcome])

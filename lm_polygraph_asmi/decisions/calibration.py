@@ -37,14 +37,14 @@ HASHED = MACHINE | {
 REVISION = ("model", "revision", "attention_in_use", "prompt_format", *HASHED)
 """What identifies a model and the form of its prompts."""
 OPTIONAL = (*HASHED, "attention_in_use", "layer", "samples", "stop")
-"""What a calibration may lack, because its answers differ in it or come from a run."""
+"""Settings that a calibration may lack: its answers differ in them, or a run does not know them."""
 USUAL_SAMPLING = "LM-Polygraph's defaults"
-"""Saved as `sampling` for samples that `score` draws; their temperature is saved by itself."""
+"""The setting `sampling` of samples that `score` draws; the temperature is a setting of its own."""
 COPIED = ("prompt", "answer", "ids", "prompt_tokens", "settings", "model")
 """Fields that a decision copies from its answer."""
 UNKNOWN = "unknown"
 FEW_CLUSTERS = 50
-"""With labels from fewer clusters than this, the calibration warns."""
+"""With fewer clusters of labelled answers, the calibration warns."""
 
 
 @cache
@@ -102,6 +102,9 @@ class Calibration:
     right_from: float | None = None  # lowest quality of a right answer; None: 0.5 of 0 to 1
     sample: Any = field(default=None, compare=False, repr=False)  # a `Sample`; it is not saved
 
+    def __post_init__(self) -> None:
+        signal_of(self.signal)  # raises for an unknown one
+
     @property
     def title(self) -> str:
         """The signal in sentences, such as "MSP"."""
@@ -121,7 +124,7 @@ class Calibration:
     def configured(self, settings: Mapping[str, Any]) -> ASMIConfig:
         """The config to decide with: parameters left out are the calibration's.
 
-        ValueError for one that the signal depends on and that differs; TypeError: an unknown one.
+        ValueError: a parameter differs on which the signal depends. TypeError: an unknown one.
         """
         derived = ("num_masks", "mask_rate")  # None: from the model's heads, as in the calibration
         given = {n: v for n, v in settings.items() if not (v is None and n in derived)}
@@ -135,7 +138,7 @@ class Calibration:
         return config
 
     def _key(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What must be equal for a decision: parameters of the signal, and the model's revision."""
+        """Settings that must be equal for a decision: of the signal, the model, and prompts."""
         needed = signal_of(self.signal).settings
         key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
         more = [*REVISION, *(n for n in ("layer", "samples") if n in needed)]
@@ -147,10 +150,10 @@ class Calibration:
         return known | {name: settings[name] for name in more if name in settings}
 
     def differences(self, settings: Mapping[str, Any]) -> list[str]:
-        """Why no decision on an answer can be made, in words; empty: it can.
+        """In what an answer differs from the calibration's, in words; empty: it can be decided on.
 
-        `settings` are `compared_settings` of a `Score` or an `UnmaskedAnswer`. Only those that the
-        signal depends on count: masks do not change MSP.
+        `settings` are `compared_settings` of a `Score` or an `UnmaskedAnswer`. Only settings on
+        which the signal depends are compared: masks do not change MSP.
         """
         there = self._key({**self.settings, "model": Path(self.model).name})
         here = self._key({**settings, "model": Path(settings.get("model", "")).name})
@@ -183,25 +186,45 @@ class Calibration:
     def decide(self, answer: Score | UnmaskedAnswer) -> Decision:
         """Decide on a `Score`, or on an `UnmaskedAnswer` if the signal needs no masked pass."""
         signals = self._signals(answer)
-        value, limit = signals.get(self.signal), self.guarantee.threshold
-        reason, accept, warnings = self._refusal(answer, value), None, answer.warnings
-        if value is not None and not reason:
-            accept, reason = None if limit is None else bool(value <= limit), self._reason(value)
-            if accept:
-                warnings = (*self._unlike(answer.prompt_tokens), *warnings)
+        value = signals.get(self.signal)
+        accept, reason = self._verdict(answer, value)
+        unlike = self._unlike(answer.prompt_tokens) if accept else []
         return Decision(
             accept=accept,
             reason=reason,
             signal=self.signal,
             value=value,
             signals=signals,
-            threshold=limit,
-            warnings=warnings,
+            threshold=self.guarantee.threshold,
+            warnings=(*unlike, *answer.warnings),
             text=answer.scored_text,
             calibration=self.name,
             **{name: getattr(answer, name) for name in COPIED},
             score=answer if isinstance(answer, Score) else None,
         )
+
+    def _verdict(
+        self, answer: Score | UnmaskedAnswer, value: float | None
+    ) -> tuple[bool | None, str]:
+        """Whether to accept, None: no decision; and why, in a sentence."""
+        rule, title, unit = self.guarantee, self.title, unit_of(self.signal)
+        if not answer.answered:
+            return None, EMPTY
+        if other := self.differences(answer.compared_settings):
+            return None, (
+                f"No decision: this answer differs from the calibration's ({'; '.join(other)}). "
+                "Score it with that model and those parameters, or calibrate again."
+            )
+        if value is None:
+            return None, f"No decision: {title} of this answer is unknown: use `decide`."
+        if rule.threshold is None:
+            return None, f"No threshold by {title} could be shown to hold. {rule.limits}".rstrip()
+        if value <= rule.threshold:
+            return True, (
+                f"Accept: {title} {value:.4g}{unit} is at most {rule.threshold:.4g}. Risk "
+                f"guarantee: {rule.promise}."
+            )
+        return False, f"Abstain: {title} {value:.4g}{unit} is above {rule.threshold:.4g}."
 
     def _signals(self, answer: Score | UnmaskedAnswer) -> dict[str, float]:
         """The answer's signals, and the learned one if the answer has its features."""
@@ -210,30 +233,6 @@ class Calibration:
             return answer.signals
         (value,) = self.learned({name: values[None] for name, values in features.items()})
         return answer.signals | {LEARNED: float(value)}
-
-    def _refusal(self, answer: Score | UnmaskedAnswer, value: float | None) -> str:
-        """Why there is no decision, in a sentence; empty: there may be one."""
-        if not answer.answered:
-            return EMPTY
-        if other := self.differences(answer.compared_settings):
-            return (
-                f"No decision: this answer differs from the calibration's ({'; '.join(other)}). "
-                "Score it with that model and those parameters, or calibrate again."
-            )
-        if value is None:
-            return f"No decision: {self.title} of this answer is unknown: use `decide`."
-        return ""
-
-    def _reason(self, value: float) -> str:
-        rule, unit = self.guarantee, unit_of(self.signal)
-        if rule.threshold is None:
-            return f"No threshold by {self.title} could be shown to hold. {rule.limits}".rstrip()
-        if value > rule.threshold:
-            return f"Abstain: {self.title} {value:.4g}{unit} is above {rule.threshold:.4g}."
-        return (
-            f"Accept: {self.title} {value:.4g}{unit} is at most {rule.threshold:.4g}. Risk "
-            f"guarantee: {rule.promise}."
-        )
 
     def _unlike(self, tokens: int) -> list[str]:
         """A warning if the prompt is shorter or longer than all prompts of the calibration."""

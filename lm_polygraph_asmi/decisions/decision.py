@@ -76,7 +76,7 @@ class Decision:
 
     @staticmethod
     def digest(line: Mapping[str, Any]) -> str:
-        """Hash of the fields that belong together: answer, calibration and result."""
+        """Hash of what a written row says of the answer, of the calibration and of the result."""
         names = ("signal", "value", "accept", "threshold", "reason", "calibration")
         result = [line.get(name) for name in names]
         if column_of(str(line.get("signal")))[0]:  # its question may be known by the id alone

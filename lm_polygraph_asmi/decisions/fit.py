@@ -19,8 +19,8 @@ from lm_polygraph_asmi.validation import check_at_least_one
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a calibration is asked for; ValueError for a value that none can have.
+class CalibrationOptions:
+    """Options of a calibration; ValueError for a value that none can have.
 
     Args:
         risk: largest error rate among accepted answers, in (0, 1); see `risk_threshold`.
@@ -29,7 +29,7 @@ class Asked:
             "column:NAME" or "column:-NAME": any score in the rows; "best": of MSP, perplexity and
             entropy, each tested at a third of the level; "learned": a score that is learned on half
             of the clusters.
-        largest: most answers of a cluster that later ones may have; None: the most here.
+        largest: most answers of a later cluster; None: the most of a cluster here.
         right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
         resamples: bootstrap resamples for the intervals of PRR and AUROC.
     """
@@ -63,18 +63,17 @@ def best_threshold(
     answers: Labelled,
     risk: float,
     confidence: float,
-    unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
+    unlabelled: Mapping[str, Float[np.ndarray, " m"]] = {},
     largest: int | None = None,
 ) -> tuple[str, RiskThreshold]:
     """The signal that accepts most, and its threshold; each is tested at a part of the level."""
-    level, others = (1 - confidence) / len(columns), unlabelled or {}
+    level = (1 - confidence) / len(columns)
     rules = {
         name: risk_threshold(
-            values, answers.wrong, answers.clusters, risk, 1 - level,
-            unlabelled=others.get(name), largest=largest,
+            values, answers, risk, 1 - level, unlabelled=unlabelled.get(name), largest=largest
         )
         for name, values in columns.items()
-    }  # fmt: skip
+    }
     best = max(rules, key=lambda name: rules[name].coverage)
     return best, replace(rules[best], confidence=confidence, signals=len(columns))
 
@@ -82,10 +81,10 @@ def best_threshold(
 def fit(
     columns: Mapping[str, Float[np.ndarray, " n"]],
     answers: Labelled,
-    asked: Asked,
+    asked: CalibrationOptions,
     *,
     features: Callable[[], Features] = dict,
-    unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
+    unlabelled: Mapping[str, Float[np.ndarray, " m"]] = {},
     **about: Any,
 ) -> Calibration:
     """Fit the threshold on answers that are not blank.
@@ -129,7 +128,7 @@ def fit(
             columns[decider],
             answers.wrong.astype(float),
             answers.clusters,
-            None if unlabelled is None else unlabelled[decider],
+            unlabelled.get(decider),
             chose,
         ),
         **about,

@@ -12,9 +12,9 @@ from lm_polygraph_asmi.analysis.right import below_right
 from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.inputs import LABELS, text_of
 from lm_polygraph_asmi.scoring.provenance import short_hash
-from lm_polygraph_asmi.scoring.sheet import key_of, read_sheet
+from lm_polygraph_asmi.scoring.sheet import Sheet, key_of, read_sheet
 from lm_polygraph_asmi.tables import Row, each, identity_of, placing
-from lm_polygraph_asmi.validation import check_number, describe_fields, same_text
+from lm_polygraph_asmi.validation import check_number, same_text
 
 RIGHT = {"true", "1", "wahr", "vrai", "verdadero", "verdadeiro", "vero", "waar", "prawda", "истина"}
 WRONG = {"false", "0", "falsch", "faux", "falso", "onwaar", "fałsz", "ложь"}
@@ -23,17 +23,17 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?|0,\d+|1,0+")
 """A quality that is text, maybe with the decimal comma of some spreadsheets."""
 
 
-def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> bool:
-    """Whether a row's answer is wrong: not `correct`, or `quality` below `right_from`.
+def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> bool | None:
+    """Whether a row's answer is wrong by its label; None: the row has no label.
 
-    None: below 0.5, of a quality between 0 and 1.
+    The label is `correct`, or a `quality`, which is wrong below `right_from`. Without `right_from`,
+    a quality is between 0 and 1, and wrong below 0.5. ValueError: two labels, or none of these.
     """
     labels = [name for name in LABELS if content.get(name) is not None]
-    if len(labels) != 1:
-        raise ValueError(
-            'expected "correct" (true or false) or "quality" (a number), got '
-            f"{labels or f'neither: {describe_fields(content)}'}: label the answer"
-        )
+    if not labels:
+        return None
+    if len(labels) > 1:
+        raise ValueError(f"expected one label, got {' and '.join(labels)}: remove one of them")
     value = content[labels[0]]
     if labels == ["quality"]:
         if isinstance(value, str) and NUMBER.fullmatch(value.strip()):
@@ -43,32 +43,29 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
     word = value.strip().lower() if isinstance(value, str) else value
     if word in (True, False):  # 1 and 0 pass
         return not word
-    if word not in RIGHT | WRONG:
+    if str(word) not in RIGHT | WRONG:
         raise ValueError(f'"correct": expected true or false, got {value!r:.40}')
     return word in WRONG
 
 
-def has_label(content: Mapping[str, Any]) -> bool:
-    """Whether a row has a label, right or wrong."""
-    return any(content.get(name) is not None for name in LABELS)
-
-
-def labels_in(sheets: Sequence[str | Path], rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Key of a scored row -> its label in the sheets; ValueError: other rows, or not a label."""
-    labels: dict[str, dict[str, Any]] = {}
-    for sheet in sheets:
-        for key, found in read_sheet(sheet, [row.content for row in rows]).items():
+def labels_in(sheets: Sequence[str | Path], rows: Sequence[Row]) -> Sheet:
+    """The sheets of scored rows as one. ValueError: keys of other rows, no label, or two."""
+    labels, order = dict[str, dict[str, Any]](), None
+    for path in sheets:
+        sheet = read_sheet(path, [row.content for row in rows])
+        order = order or sheet.order
+        for key, found in sheet.labels.items():
             if found and labels.get(key):
-                raise ValueError(f"{sheet}: an answer has a label in another sheet, too: keep one")
+                raise ValueError(f"{path}: an answer has a label in another sheet, too: keep one")
             if "correct" in found and "quality" not in found:
-                with placing(f"{sheet}, key {key}"):
+                with placing(f"{path}, key {key}"):
                     is_wrong(found)
             labels[key] = labels.get(key) or found
-    return labels
+    return Sheet(labels, order)
 
 
 def with_labels(rows: Sequence[Row], labels: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Scored rows whose own labels are replaced by those of the sheets."""
+    """Scored rows whose own labels are replaced by those of the sheets, by key."""
     keys = [key_of(row.content) if row.content.get("digest") else "" for row in rows]
     return [
         row._replace(content={**row.content, **dict.fromkeys(LABELS), **labels.get(key, {})})
@@ -76,20 +73,24 @@ def with_labels(rows: Sequence[Row], labels: Mapping[str, Mapping[str, Any]]) ->
     ]
 
 
-def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tuple[Row, bool]]:
-    """The rows that have a label, each with whether its answer is wrong.
+def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[bool | None]:
+    """Whether each row's answer is wrong; None: it has no label.
 
-    ValueError, naming the row: it cannot be read, its label is not one, or its id is a second time.
+    ValueError, naming the row: it cannot be read, its label is not one, or its id has one already.
     """
     known = dict[str, int]()
-    wrong = each(rows, lambda r: is_wrong(r.content, right_from) if has_label(r.content) else None)
-    labels = [(row, label) for row, label in zip(rows, wrong, strict=True) if label is not None]
-    each([row for row, _ in labels], lambda row: check_once(known, row))
-    return labels
+
+    def read(row: Row) -> bool | None:
+        wrong = is_wrong(row.content, right_from)
+        if wrong is not None:
+            check_once(known, row)
+        return wrong
+
+    return each(rows, read)
 
 
 def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> None:
-    """Remember a row; ValueError if an earlier row has its id, or its answer's digest."""
+    """Remember a row in `known`; ValueError if an earlier row has its id, or the same digest."""
     if digest is not None and (first := known.setdefault(digest, row.number)) != row.number:
         raise ValueError(f'"answer": row {first} has the same prompt and answer: keep one')
     if (row_id := row.content.get("id")) is not None:
@@ -118,9 +119,9 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
 
 
 def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
-    """Cluster keys (n,), merged where rows have the same prompt.
+    """Cluster keys (n,), where rows with the same prompt share one.
 
-    A question that is labelled twice is one piece of evidence, whatever its clusters say.
+    A question that is labelled twice is one piece of evidence, whatever its clusters are called.
     """
     keys, codes = np.unique(clusters, return_inverse=True)
     first: dict[str, int] = {}
@@ -141,6 +142,6 @@ def question_of(content: Mapping[str, Any]) -> Any:
 
 
 def digest_of_texts(*texts: Any) -> str:
-    """Hash of a question, and maybe its answer, text or token ids; see `same_text`."""
+    """Hash of a question, or of a question and its answer; texts count as of `same_text`."""
     compared = [list(t) if isinstance(t, tuple) else same_text(text_of(t)) for t in texts]
     return short_hash(to_json(compared, str))

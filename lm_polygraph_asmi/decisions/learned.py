@@ -4,13 +4,13 @@ It is a logistic regression, with strong L2, on features of an answer from one p
 It is saved as plain numbers, so that scoring with it needs only NumPy.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import finite
+from lm_polygraph_asmi.analysis.clusters import binary, finite
 from lm_polygraph_asmi.analysis.comparison import auroc, auroc_difference
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.risk_control import (
@@ -22,8 +22,8 @@ from lm_polygraph_asmi.analysis.risk_control import (
 from lm_polygraph_asmi.scoring.signals import LEARNED
 
 STRENGTH = 0.01
-"""scikit-learn's C, smaller = more regularised, as fixed in docs/evidence/fresh-plan.md. It and
-equal penalties for all features were kept by docs/evidence/learned-plan.md."""
+"""scikit-learn's C, smaller = more regularised. It was fixed in docs/evidence/fresh-plan.md;
+docs/evidence/learned-plan.md kept it, and the same penalty for all features."""
 LEARNING_SHARE = 0.5
 """Share of the clusters that learn and choose the signal; this one accepted most in simulations."""
 FEWEST = 10
@@ -43,7 +43,10 @@ class LearnedScore:
     intercept: float
 
     def __call__(self, features: Features) -> np.ndarray:
-        """(n,) log-odds; groups without weights are ignored, a missing one is a ValueError."""
+        """(n,) log-odds of an error; groups without weights are ignored.
+
+        ValueError: a group is missing, or has another width.
+        """
         widths = {name: len(values) for name, values in self.weights.items()}
         tables = _tables({name: features[name] for name in widths if name in features})
         if (found := {name: table.shape[1] for name, table in tables.items()}) != widths:
@@ -59,25 +62,24 @@ def _tables(features: Features) -> dict[str, np.ndarray]:
     return {name: finite(**{name: values}) for name, values in features.items()}
 
 
-def fit_score(features: Features, wrong: ArrayLike, strength: float = STRENGTH) -> LearnedScore:
-    """Logistic regression of errors on standardised features.
+def fit_score(features: Features, wrong: ArrayLike) -> LearnedScore:
+    """Logistic regression of errors, (n,) 1 = wrong, on standardised features.
 
     ValueError also if all labels, or all features, are alike.
     """
     from sklearn.linear_model import LogisticRegression  # a second to import
 
-    tables = _tables(features)
-    answers = Labelled(wrong, range(len(next(iter(tables.values())))))
-    if len(set(answers.wrong.tolist())) < 2:
-        raise ValueError(f"the {len(answers)} answers have one label: label answers of both kinds")
+    tables, errors = _tables(features), binary(wrong=wrong)
+    if errors.all() or not errors.any():
+        raise ValueError(f"the {len(errors)} answers have one label: label answers of both kinds")
     table = np.hstack(list(tables.values()))
     mean, scale = table.mean(0), table.std(0)
     # A constant column tells nothing, and its spread is a rounding error.
     known = scale > 1e-9 * np.abs(mean)
     if not known.any():
-        raise ValueError(f"expected features that vary, got {len(answers)} answers with the same")
-    model = LogisticRegression(C=strength, max_iter=1000)
-    model.fit((table[:, known] - mean[known]) / scale[known], answers.wrong)
+        raise ValueError(f"expected features that vary, got {len(errors)} answers with the same")
+    model = LogisticRegression(C=STRENGTH, max_iter=1000)
+    model.fit((table[:, known] - mean[known]) / scale[known], errors)
     weights = np.zeros(table.shape[1])
     weights[known] = model.coef_[0] / scale[known]
     parts = np.split(weights, np.cumsum([part.shape[1] for part in tables.values()])[:-1])
@@ -85,20 +87,15 @@ def fit_score(features: Features, wrong: ArrayLike, strength: float = STRENGTH) 
     return LearnedScore(by_group, float(model.intercept_[0] - weights @ mean))
 
 
-Learner = Callable[[Features, np.ndarray], LearnedScore]
-
-
-def out_of_fold(features: Features, answers: Labelled, fit: Learner = fit_score) -> np.ndarray:
-    """(n,) log-odds by scores that were learned without the answer's cluster, in five folds.
+def out_of_fold(features: Features, answers: Labelled) -> np.ndarray:
+    """(n,) log-odds of an error, each by a score learned on the other of five folds of clusters.
 
     ValueError also for right or wrong answers in fewer than five clusters.
     """
-    tables = _tables(features)
-    answers.columns(**tables)
-    folds, logits = answers.folds(), np.empty(len(answers))
+    tables, folds, logits = _tables(features), answers.folds(), np.empty(len(answers))
     for fold in np.unique(folds):
         train, test = folds != fold, folds == fold
-        logits[test] = fit(_rows(tables, train), answers.wrong[train])(_rows(tables, test))
+        logits[test] = fit_score(_rows(tables, train), answers.wrong[train])(_rows(tables, test))
     return logits
 
 
@@ -124,15 +121,21 @@ def learned_threshold(
     answers: Labelled,
     risk: float,
     confidence: float,
-    fit: Learner = fit_score,
     largest: int | None = None,
 ) -> LearnedThreshold:
     """The most lenient threshold with a risk guarantee, on a learned score if it ranks better.
 
-    A share of the clusters, drawn at random, learns the score. By out-of-fold AUROC on them, it or
-    one of the simple signals, name -> (n,), is chosen. The other clusters only test thresholds: for
-    them the score is fixed, so the guarantee holds however much it overfits. A simple signal
-    decides if it ranks as well, or if there are fewer than `FEWEST` clusters of either label.
+    A random share of the clusters learns the score. On the same clusters, the learned score, out of
+    fold, or the best simple signal is chosen, by AUROC. A simple signal decides if it ranks as
+    well, or if fewer than `FEWEST` of them have a wrong answer, or a right one. The other clusters
+    only test thresholds. For them the score is fixed, so the guarantee holds however much it
+    overfits.
+
+    Args:
+        features: group -> (n, width).
+        simple: name of a signal -> (n,), higher = more uncertain.
+        answers: labels and clusters of the n answers.
+        risk, confidence, largest: see `risk_threshold`.
     """
     tables, columns = _tables(features), dict(zip(simple, answers.columns(**simple), strict=True))
     answers.columns(**tables)
@@ -144,9 +147,9 @@ def learned_threshold(
     by_kind = [len(set(known.codes[known.wrong == kind])) for kind in (True, False)]
     if min(by_kind) >= FEWEST:
         part = _rows(tables, learning)
-        fitted = fit(part, known.wrong)
+        fitted = fit_score(part, known.wrong)
         learned = fitted(tables)
-        learned[learning] = out_of_fold(part, known, fit)
+        learned[learning] = out_of_fold(part, known)
         gain = auroc_difference(learned[learning], values[learning], known)
         sentence = (
             f"AUROC of the learned score minus that of {signal}: {gain}, out of fold on the "
@@ -159,7 +162,5 @@ def learned_threshold(
             f"Nothing was learned: expected {FEWEST} clusters with wrong and {FEWEST} with right "
             f"answers among the {known.n_clusters} that learn, got {by_kind[0]} and {by_kind[1]}"
         )
-    rule = risk_threshold(
-        values, answers.wrong, answers.clusters, risk, confidence, learning, largest=largest
-    )
+    rule = risk_threshold(values, answers, risk, confidence, choosing=learning, largest=largest)
     return LearnedThreshold(signal, score, values, learning, rule, f"{sentence}; {signal} decides.")

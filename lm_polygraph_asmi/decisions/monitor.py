@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from lm_polygraph_asmi.decisions.labels import (
     check_once,
     clusters_of,
     digest_of_texts,
-    has_label,
     is_wrong,
     question_of,
 )
@@ -30,48 +30,44 @@ def monitor(
     """Test the guarantee on rows of `decide --out` with labels, by `risk_monitor`.
 
     Only accepted answers need a label; those without one are left out. Answers without a decision
-    (`accept` is null) count as abstained; blank ones and rows that failed are left out, as in the
+    (`accept` is null) count as abstained. Blank ones and rows that failed are left out, as in the
     calibration. ValueError, naming row and field: a decision of another calibration, no label at
     all, an answer twice, or a question of the calibration.
     """
     right_from = calibration.right_from if right_from is None else right_from
-    calibrated, known = set(calibration.question_digests), dict[str, int]()
+    calibrated, known, every = set(calibration.question_digests), dict[str, int](), list(rows)
 
-    def read(row: Row) -> tuple[Row, bool, bool | None] | None:
-        """A decided row, whether it was accepted, and whether it is wrong (None: no label).
+    def label(row: Row) -> bool | None:
+        """Whether an accepted answer is wrong; None: it has no label. False: it is not accepted."""
+        wrong = bool(row.content["accept"]) and is_wrong(row.content, right_from)
+        if wrong is not None:
+            question, answer = question_of(row.content), row.content.get("answer") or ""
+            if digest_of_texts(question) in calibrated:
+                raise ValueError('"prompt": a question of the calibration: label new ones')
+            tokens = tuple(answer) if isinstance(answer, list) else answer
+            check_once(known, row, digest_of_texts(question, tokens))
+        return wrong
 
-        None: the row failed, or its answer is empty.
-        """
-        if row.content.get("error") and "digest" not in row.content:
-            return None
-        _check(row, calibration)
-        if row.content["reason"] == EMPTY:
-            return None
-        accepted = bool(row.content["accept"])
-        if accepted and not has_label(row.content):
-            return row, accepted, None
-        question, answer = question_of(row.content), row.content.get("answer") or ""
-        if digest_of_texts(question) in calibrated:
-            raise ValueError('"prompt": a question of the calibration: label new ones')
-        tokens = tuple(answer) if isinstance(answer, list) else answer
-        check_once(known, row, digest_of_texts(question, tokens))
-        return row, accepted, accepted and is_wrong(row.content, right_from)
-
-    decided = [found for found in each(rows, read) if found is not None]
-    clusters = clusters_of([row for row, _, _ in decided])
-    labels = [(shown, wrong, key) for (_, shown, wrong), key in zip(decided, clusters, strict=True)]
-    counted = [label for label in labels if label[1] is not None]
-    unlabelled = len(decided) - len(counted)
-    if not counted or (unlabelled and not any(shown for shown, _, _ in counted)):
+    decided = [row for row in every if "digest" in row.content or not row.content.get("error")]
+    each(decided, lambda row: _check(row, calibration))
+    rows = [row for row in decided if row.content["reason"] != EMPTY]
+    accept, wrong = [row.content["accept"] for row in rows], each(rows, label)
+    accepted, clusters = np.array(accept, dtype=bool), clusters_of(rows)
+    counted = np.array([one is not None for one in wrong], dtype=bool)
+    unlabelled = int((~counted).sum())
+    if (unlabelled or not rows) and not (accepted & counted).any():
         raise ValueError(
             f"expected at least one accepted answer with a label, got none among {unlabelled}: "
             'fill "correct" (true or false), or name the sheet with --labels'
         )
-    accepted, wrong, keys = zip(*counted, strict=True)
+    labels = Labelled([one for one in wrong if one is not None], list(compress(clusters, counted)))
     return replace(
-        risk_monitor(calibration.guarantee, accepted, Labelled(wrong, keys)),
+        risk_monitor(calibration.guarantee, accepted[counted], labels),
         unlabelled=unlabelled,
-        share=float(np.mean([shown for _, shown, _ in decided])),
+        without_decision=accept.count(None),
+        blank=len(decided) - len(rows),
+        failed=len(every) - len(decided),
+        share=float(accepted.mean()),
         most=max(Counter(clusters).values()),
     )
 

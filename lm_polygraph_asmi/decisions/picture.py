@@ -1,13 +1,13 @@
 """A calibration as a page: error rate against accepted share, and the tests of the threshold.
 
-The page loads nothing. A threshold passes its test exactly if the upper bound of its error rate, at
-the level of the test, is at most the risk. So the chart of bounds shows the tests themselves.
+The page loads nothing. A threshold passes its test if the upper bound of its error rate, at the
+level of the test, is at most the risk, and only then. So the chart of bounds shows the tests.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from lm_polygraph_asmi.scoring.signals import unit_of
 
 SCALE = 10_000  # bounds are rounded up to 1 / SCALE
 STEPS = (0.01, 0.02, 0.05, 0.1, 0.2)
+Outcome = Literal["passed", "failed", "open"]
+"""Of a test. One that failed ends the sequence; one that is open lacks labels."""
 
 
 class Bound(NamedTuple):
@@ -26,14 +28,15 @@ class Bound(NamedTuple):
 
     share: float  # of all answers that the threshold accepts
     bound: float  # one-sided, at the test's own level, by its own answers
-    outcome: str  # "passed"; "failed", which ends the sequence; "open": labels are missing
+    outcome: Outcome
     level: float  # of the test
 
 
 def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
-    """The tests, each sequence up to its first that does not pass, and the number of their answers.
+    """The tests of a calibration that was just made, and the number of answers that test.
 
-    An answer without a label counts as wrong.
+    Each sequence ends at its first test that does not pass. An answer without a label counts as
+    wrong.
     """
     rule, sample, found = calibration.guarantee, calibration.sample, list[Bound]()
     tests = tests_of(
@@ -49,8 +52,11 @@ def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
                 partial(p_value, score <= limit, errors, codes, largest=tests.largest)
                 for errors in (wrong != 0, wrong == 1)
             )
-            outcome = "passed" if now(rule.risk) <= level else "open"
-            outcome = outcome if at_best(rule.risk) <= level else "failed"
+            outcome: Outcome = "failed"
+            if now(rule.risk) <= level:
+                outcome = "passed"
+            elif at_best(rule.risk) <= level:
+                outcome = "open"
             accepted = float((sample.values <= limit).mean())
             found.append(Bound(accepted, _least_risk(now, level), outcome, level))
             if outcome != "passed":
@@ -64,9 +70,9 @@ def _least_risk(p_value_of: Callable[[float], float], level: float) -> float:
 
 
 def error_rates(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
-    """Accepted share and error rate among accepted labelled answers (t,), by threshold.
+    """(t,) accepted share, and error rate among accepted labelled answers, for each threshold.
 
-    Up to the last answer with a label.
+    The last threshold is that of the last answer with a label.
     """
     order = np.argsort(sample.values, kind="stable")
     wrong, ranked = sample.wrong[order], sample.values[order]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -18,11 +18,10 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.risk_control import ordered_threshold, thinned_rows
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, Sample, config_of
-from lm_polygraph_asmi.decisions.fit import Asked, fit
+from lm_polygraph_asmi.decisions.fit import CalibrationOptions, fit
 from lm_polygraph_asmi.decisions.labels import (
     clusters_of,
     digest_of_texts,
-    has_label,
     labels_in,
     labels_of,
     question_of,
@@ -32,21 +31,17 @@ from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.inputs import LABELS
 from lm_polygraph_asmi.scoring.provenance import NAMES, loadable, names_that_count
 from lm_polygraph_asmi.scoring.result import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.sheet import (
-    RANK,
-    is_sheet,
-    key_of,
-    order_of,
-    write_sheet,
-)
+from lm_polygraph_asmi.scoring.sheet import RANK, is_sheet, key_of, write_sheet
 from lm_polygraph_asmi.scoring.signals import column_of
-from lm_polygraph_asmi.tables import LINES, Row, each, placing, read_table
+from lm_polygraph_asmi.tables import Row, each, placing, read_table
 from lm_polygraph_asmi.validation import describe_fields
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
 Rows = str | Path | Iterable[Row | Mapping[str, Any]]
+Answered = list[tuple[Row, UnmaskedAnswer]]
+"""Rows whose answer is not empty, each with it."""
 FEW = 5
 """Fewer answers than this, with or without a label, may all be the surest by chance."""
 DECIDED = ("accept", "reason", "signal", "value", "threshold", "calibration")
@@ -67,67 +62,74 @@ def calibrate_rows(
     """Calibrate on labelled answers: a threshold with a risk guarantee.
 
     Args:
-        rows: a file that `score_file` wrote, or its rows, whose model and parameters are taken.
-            Those without a label, `correct` or `quality`, and empty answers are left out.
-        risk, confidence: see `Asked`.
+        rows: a file that `score_file` wrote, or its rows. They name the model and the parameters.
+            Rows without a label, `correct` or `quality`, are left out, and so are empty answers.
+        risk, confidence: see `CalibrationOptions`.
         labels: the sheet of these rows, with labels.
         unlabelled: scored rows like later ones; their signals are the thresholds to test.
         scorer: reads hidden states for "learned"; None: the model that the rows name is loaded.
-        options: further fields of `Asked`. Without `signal`, it is that by which the sheet `labels`
-            is sorted, else "best".
+        options: further fields of `CalibrationOptions`. Without `signal`, it is that by which the
+            sheet `labels` is sorted, else "best".
 
     Example:
         >>> run = calibrate_rows("answers-of-smollm2.jsonl", risk=0.1, resamples=50)
         >>> run.n, run.errors, run.guarantee.threshold  # far too few for a guarantee
         (8, 4, None)
     """
-    order = None if labels is None else order_of(labels)
-    signal = options.get("signal") or order or "best"
-    asked = Asked(risk, confidence, **options | {"signal": signal})
-    every = scored_rows(rows, signal)
-    given = {} if labels is None else labels_in([labels], every)
-    named = every if labels is None else with_labels(every, given)
-    about = {
-        "name": Path(rows).name if isinstance(rows, str | Path) else "labelled answers",
-        "label_source": "their labels",
-    }
-    if order is not None:
-        if signal != order:
-            raise ValueError(
-                f"{labels} is sorted by {order}, from the surest on, so {order} is tested, not "
-                f"{signal!r}: best and learned need labels of random rows"
-            )
-        if unlabelled:
-            raise ValueError("a sheet in order has its unlabelled rows: leave --unlabelled out")
-        return _calibrated_in_order(named, {*given}, asked, about)
-    known, left_out = _labelled_answers(named, asked)
-    inputs, wrong, answers = map(list, zip(*known, strict=True))
-    _check_random(answers, named, signal)
+    given = options.get("signal")
+    asked = CalibrationOptions(risk, confidence, **options | {"signal": given or "best"})
+    every, about = scored_rows(rows, asked.signal), dict[str, Any]()
+    if isinstance(rows, str | Path):
+        about["name"] = Path(rows).name
+    if labels is not None:
+        sheet = labels_in([labels], every)
+        every = with_labels(every, sheet.labels)
+        if sheet.order is not None:
+            if given and given != sheet.order:
+                raise ValueError(
+                    f"{labels} is sorted by {sheet.order}, from the surest on, so {sheet.order} is "
+                    f"tested, not {given!r}: best and learned need labels of random rows"
+                )
+            if unlabelled:
+                raise ValueError("a sheet in order has its unlabelled rows: leave --unlabelled out")
+            asked = replace(asked, signal=sheet.order)
+            return _calibrated_in_order(every, sheet.labels.keys(), asked, about)
+    known, about["left_out"] = _labelled_answers(every, asked)
+    inputs = [row for row, _ in known]
     quality: list[Any] = [row.content.get("quality") for row in inputs]
     return fit(
-        {name: np.array([one.signals[name] for one in answers]) for name in answers[0].signals},
-        Labelled(wrong, clusters_of(inputs), None if None in quality else quality, asked.resamples),
-        replace(asked, signal=answers[0].settings["method"]) if signal == "score" else asked,
-        features=lambda: _features(inputs, answers, scorer),
-        unlabelled=_spare(inputs, scored_rows(unlabelled, signal), signal),
-        left_out=left_out,
+        columns_of(known),
+        Labelled(
+            np.array(labels_of(inputs, asked.right_from), dtype=bool),
+            clusters_of(inputs),
+            None if None in quality else quality,
+            asked.resamples,
+        ),
+        replace(asked, signal=known[0][1].settings["method"]) if given == "score" else asked,
+        features=lambda: _features(known, scorer),
+        unlabelled=_unlabelled_signals(inputs, scored_rows(unlabelled, asked.signal), asked.signal),
         **about,
-        **_described(inputs, answers),
+        **_described(known),
     )
 
 
-def _labelled_answers(
-    rows: Sequence[Row], asked: Asked
-) -> tuple[list[tuple[Row, bool, UnmaskedAnswer]], str]:
-    """Rows with a label whose answer is not empty, and in words how many others there are."""
-    labelled = labels_of(rows, asked.right_from)
-    saved = answers_of([row for row, _ in labelled], asked.signal)
-    known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
+def _labelled_answers(rows: Sequence[Row], asked: CalibrationOptions) -> tuple[Answered, str]:
+    """Rows with a label whose answer is not empty, and in words how many others there are.
+
+    ValueError: none, or the surest alone.
+    """
+    wrong = labels_of(rows, asked.right_from)
+    labelled = [row for row, label in zip(rows, wrong, strict=True) if label is not None]
+    others = [row for row, label in zip(rows, wrong, strict=True) if label is None]
+    known = answered(labelled, asked.signal)
     if not known:
         raise ValueError(
             f"expected labelled answers, got {len(labelled) or 'none'} among {len(rows)} rows"
             f'{", all empty" if labelled else ""}: fill "correct" (true or false), or "quality"'
         )
+    if not column_of(asked.signal)[0]:
+        others = [row for row in others if row.content.get("digest")]
+    _check_random(known, answered(others, asked.signal))
     left_out = {
         "without a label": len(rows) - len(labelled),
         "empty": len(labelled) - len(known),
@@ -135,24 +137,41 @@ def _labelled_answers(
     return known, ", ".join(f"{number} {kind}" for kind, number in left_out.items() if number)
 
 
+def _check_random(known: Answered, others: Answered) -> None:
+    """Raise ValueError if the labelled answers are the surest by a signal, so not random."""
+    if min(len(known), len(others)) < FEW:
+        return
+    labelled, rest = columns_of(known), columns_of(others)
+    for name in labelled:
+        if labelled[name].max() < rest[name].min():
+            raise ValueError(
+                f"the {len(known)} labelled answers are the surest by {name}, not random ones: "
+                f"label random rows, or write a sheet with --surest-first {name}"
+            )
+
+
 def _calibrated_in_order(
-    rows: Sequence[Row], keys: Collection[str], asked: Asked, about: Mapping[str, Any]
+    rows: Sequence[Row], keys: Collection[str], asked: CalibrationOptions, about: Mapping[str, Any]
 ) -> Calibration:
     """The calibration by labels from the surest answer on, and what to label next.
 
-    `keys`: those in the sheet. `about`: other fields of `Calibration`.
+    Args:
+        rows: scored rows with the labels of the sheet.
+        keys: those of the sheet.
+        asked: `signal` is that by which the sheet is sorted.
+        about: other fields of `Calibration`.
     """
-    kept = surest_first(rows, asked.signal, asked.largest)
-    if keys != {key_of(row.content) for row in kept.rows}:
+    known, largest = surest_first(rows, asked.signal, asked.largest)
+    inputs = [row for row, _ in known]
+    if keys != {key_of(row.content) for row in inputs}:
         raise ValueError(
             "the sheet does not have the answers that are in order now. Rows were scored again, "
             "added or removed, or --largest differs. The ranks are of all answers, so these must "
             "stay as they were when the sheet was written: write another one"
         )
-    known = {row.number: float(wrong) for row, wrong in labels_of(rows, asked.right_from)}
-    given = np.array([known.get(row.number, np.nan) for row in kept.rows])
-    values = np.array([answer.signals[asked.signal] for answer in kept.answers])
-    rule, to_label = ordered_threshold(values, given, asked.risk, asked.confidence, kept.largest)
+    wrong = np.array(labels_of(inputs, asked.right_from), dtype=float)  # NaN: no label
+    values = columns_of(known)[asked.signal]
+    rule, to_label = ordered_threshold(values, wrong, asked.risk, asked.confidence, largest)
     following = "No further label helps: the sequence of tests has ended."
     if len(to_label):
         following = (
@@ -162,29 +181,15 @@ def _calibrated_in_order(
     return Calibration(
         signal=asked.signal,
         guarantee=rule,
-        n=int(np.isfinite(given).sum()),
-        errors=int(np.nansum(given)),
+        n=int(np.isfinite(wrong).sum()),
+        errors=int(np.nansum(wrong)),
         signals={},
         right_from=asked.right_from,
         following=following,
-        sample=Sample(values, given, list(map(str, range(len(given))))),
+        sample=Sample(values, wrong, list(map(str, range(len(wrong))))),
         **about,
-        **_described(kept.rows, kept.answers),
+        **_described(known),
     )
-
-
-def _check_random(answers: Sequence[UnmaskedAnswer], rows: Sequence[Row], signal: str) -> None:
-    """Raise ValueError if the labelled answers are the surest by a signal, so not random."""
-    others = [row for row in rows if not has_label(row.content)]
-    spare = [one for one in answers_of(_with_scores(others, signal), signal) if one.answered]
-    if min(len(answers), len(spare)) < FEW:
-        return
-    for name in answers[0].signals:
-        if max(a.signals[name] for a in answers) < min(a.signals[name] for a in spare):
-            raise ValueError(
-                f"the {len(answers)} labelled answers are the surest by {name}, not random ones: "
-                f"label random rows, or write a sheet with --surest-first {name}"
-            )
 
 
 def write_ordered_sheet(
@@ -198,27 +203,18 @@ def write_ordered_sheet(
         signal: by which answers are sorted, and later accepted; not "best" or "learned".
         largest: most answers of a later cluster, as for `calibrate_rows`.
     """
-    kept, _, _ = surest_first(scored_rows(scores), signal, largest)
-    write_sheet((row.content for row in kept), sheet, f"{RANK}{signal}")
-    return len(kept)
+    known, _ = surest_first(scored_rows(scores), signal, largest)
+    write_sheet((row.content for row, _ in known), sheet, f"{RANK}{signal}")
+    return len(known)
 
 
-class Ordered(NamedTuple):
-    """Rows of a sheet in order, one a cluster, the surest first."""
+def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> tuple[Answered, int]:
+    """Scored rows with an answer, one a cluster, the surest first; and most answers of a cluster.
 
-    rows: list[Row]
-    answers: list[UnmaskedAnswer]
-    largest: int  # most answers of a cluster, by which they are thinned
-
-
-def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> Ordered:
-    """Scored rows with an answer, the surest first, thinned to one a cluster.
-
-    The draw depends only on the keys of the rows: the same answers give the same draw.
+    By the latter, `largest` where it is named, they are thinned. The draw depends only on the keys
+    of the rows: the same answers give the same draw.
     """
-    scored = [row for row in rows if row.content.get("digest")]  # others have no key
-    every = zip(scored, answers_of(scored, signal), strict=True)
-    known = [(row, answer) for row, answer in every if answer.answered]
+    known = answered([row for row in rows if row.content.get("digest")], signal)
     if not known:
         raise ValueError("expected scored answers to label, got none")
     if signal not in (own := known[0][1].signals):
@@ -229,36 +225,42 @@ def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> Order
     seed = crc32("".join(key_of(row.content) for row, _ in known).encode())
     alone = [known[at] for at in thinned_rows(codes, largest, seed)]
     alone.sort(key=lambda pair: pair[1].signals[signal])
-    return Ordered([row for row, _ in alone], [answer for _, answer in alone], largest)
+    return alone, largest
 
 
-def _described(rows: Sequence[Row], answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:
+def _described(known: Answered) -> dict[str, Any]:
     """Fields of a calibration that describe the answers it was made from."""
+    answers = [answer for _, answer in known]
     lengths = [answer.prompt_tokens for answer in answers]
     return {
+        "label_source": "their labels",
         "model": answers[0].model,
         "settings": _shared_settings(answers),
         "prompt_tokens": sorted(map(float, lengths)) if all(lengths) else [],
-        "question_digests": digests_of([question_of(row.content) for row in rows]),
+        "question_digests": _digests([row for row, _ in known]),
     }
 
 
-def _with_scores(rows: Sequence[Row], signal: str) -> list[Row]:
-    return [row for row in rows if column_of(signal)[0] or row.content.get("digest")]
+def columns_of(known: Answered) -> dict[str, np.ndarray]:
+    """Signal -> (n,) values; none of no answer."""
+    names = known[0][1].signals if known else ()
+    return {name: np.array([answer.signals[name] for _, answer in known]) for name in names}
 
 
-def answers_of(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
-    """Answers with the signal, from its column in any table, or else as of `saved_answers`.
+def answered(rows: Sequence[Row], signal: str) -> Answered:
+    """Answers with the signal: from its column in any table, or as `score --out` saved them.
 
-    ValueError, naming the row: no finite number.
+    Empty ones are left out. ValueError, naming the row: the column has no finite number there, or
+    as of `saved_answers`.
     """
     column, _ = column_of(signal)
-    if not column:
-        return saved_answers(rows)
-    answers = each(rows, lambda row: column_answer(row.content, signal))
-    if len(answers) > 1 and len({answer.signals[signal] for answer in answers}) == 1:
+    if column:
+        read = each(rows, lambda row: column_answer(row.content, signal))
+    else:
+        read = saved_answers(rows)
+    if column and len(read) > 1 and len({answer.signals[signal] for answer in read}) == 1:
         raise ValueError(f"column {column!r} has the same number in all rows")
-    return answers
+    return [pair for pair in zip(rows, read, strict=True) if pair[1].answered]
 
 
 def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
@@ -284,11 +286,6 @@ def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
     """
     column, _ = column_of(signal)
     if isinstance(rows, str | Path):
-        if not column and Path(rows).suffix.lower() not in (*LINES, ".parquet"):
-            raise ValueError(
-                f"{rows}: expected the scored answers, a file .jsonl or .parquet: run {SCORE}. If "
-                "it is the sheet with labels, name it with --labels"
-            )
         found = list(read_table(rows, [column] if column else ()))
     else:
         found = [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
@@ -300,10 +297,10 @@ def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
 
 
 def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
-    """Answers and signals of rows that `score --out` wrote, with one model and equal parameters.
+    """Answers and signals of rows that `score --out` wrote, all with the first row's parameters.
 
-    ValueError, naming the row: it was not scored, was changed, or was scored otherwise than the
-    first.
+    ValueError, naming the row: it was not scored, was changed since, or was scored by another model
+    or with other parameters than the first.
     """
     first = dict[str, Any]()
 
@@ -341,7 +338,7 @@ def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:
 
 
 def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
-    """What all scores of a calibration must share. Passed samples may differ in number."""
+    """What all scores of a calibration must share; passed samples may differ in number."""
     settings = answer.compared_settings
     more = ("layer", "attention_in_use", "samples", "prompt_format", *MACHINE)
     shared = ASMIConfig.key_of(settings) | {name: settings.get(name) for name in more}
@@ -349,48 +346,45 @@ def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
     return {name: value for name, value in shared.items() if name != "num_samples"}
 
 
-def _spare(
+def _unlabelled_signals(
     labelled: Sequence[Row], others: Sequence[Row], signal: str
-) -> dict[str, np.ndarray] | None:
-    """Signals of unlabelled rows, which must be scored as the labelled ones; None: no row."""
+) -> dict[str, np.ndarray]:
+    """Signals of unlabelled rows, which must be scored as the labelled ones; empty: no answer."""
     with placing("unlabelled"):
-        answers = answers_of([labelled[0], *others], signal)[1:]
-    known = set(digests_of([question_of(row.content) for row in labelled]))
-    if known.intersection(digests_of([question_of(row.content) for row in others])):
+        _, *spare = answered([labelled[0], *others], signal)
+    if not {*_digests(labelled)}.isdisjoint(_digests(others)):
         raise ValueError(
             "the unlabelled rows have questions of the labelled ones: their scores must be of "
             "other questions"
         )
-    signals = [answer.signals for answer in answers if answer.answered]
-    return {n: np.array([each[n] for each in signals]) for n in signals[0]} if signals else None
+    return columns_of(spare)
 
 
-def _features(
-    rows: Sequence[Row], answers: Sequence[UnmaskedAnswer], scorer: "Scorer | None"
-) -> dict[str, np.ndarray]:
-    """What a learned score reads, (n, width) by group, from one unmasked pass a row.
+def _features(known: Answered, scorer: "Scorer | None") -> dict[str, np.ndarray]:
+    """What a learned score reads: group -> (n, width), from one unmasked pass a row.
 
-    It reads the scored token ids, since a text that was cut off would get an end token.
+    The scored token ids are read. A text would get an end token, also where the answer was cut off.
     """
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
+    row, answer = known[0]
     if scorer is None:
-        scorer = Scorer(loadable(answers[0].model), config_of(answers[0].settings))
-    if others := scorer.differences(rows[0].content):
+        scorer = Scorer(loadable(answer.model), config_of(answer.settings))
+    if others := scorer.differences(row.content):
         raise ValueError(
-            f"row {rows[0].number} was scored with another model or other parameters "
+            f"row {row.number} was scored with another model or other parameters "
             f"({'; '.join(others)}): use that model, or score again: {SCORE}"
         )
     tables = [
         scorer.read(one.prompt, one.ids, states=True, **one.settings.get("template", {})).features
-        for one in answers
+        for _, one in known
     ]
     return {name: np.vstack([features[name] for features in tables]) for name in tables[0]}
 
 
-def digests_of(questions: Sequence[Any]) -> list[str]:
-    """Sorted hashes of questions."""
-    return sorted(map(digest_of_texts, questions))
+def _digests(rows: Sequence[Row]) -> list[str]:
+    """Sorted hashes of the rows' questions."""
+    return sorted(digest_of_texts(question_of(row.content)) for row in rows)
 
 
 def _shared_settings(answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:

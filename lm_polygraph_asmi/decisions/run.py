@@ -9,9 +9,8 @@ import numpy as np
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import USUAL_SAMPLING, Calibration
-from lm_polygraph_asmi.decisions.fit import Asked, fit
-from lm_polygraph_asmi.decisions.labels import joined
-from lm_polygraph_asmi.decisions.rows import digests_of
+from lm_polygraph_asmi.decisions.fit import CalibrationOptions, fit
+from lm_polygraph_asmi.decisions.labels import digest_of_texts, joined
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
 from lm_polygraph_asmi.scoring.signals import LEARNED, unmasked_signals
@@ -32,18 +31,22 @@ def calibrate_run(
 
     Args:
         path: manager file, or its folder.
-        risk, confidence: see `Asked`.
+        risk, confidence: see `CalibrationOptions`.
         metric: quality metric for the labels; None: AlignScore, or else the run's first.
-        options: further fields of `Asked`, and parameters of the score such as `method="asmi"`.
-            Those left out are the run's; if it has several methods, Sem-ASMI's.
+        options: further fields of `CalibrationOptions`, and parameters of the score, such as
+            `method="asmi"`. Those left out are the run's; if it has several methods, Sem-ASMI's.
 
     Example:
         >>> run = calibrate_run("RUN", risk=0.3, resamples=50)
         >>> run.n, run.label_source
         (60, 'AlignScore')
     """
-    own = {each.name: options.pop(each.name) for each in fields(Asked) if each.name in options}
-    asked = Asked(risk, confidence, **own | {"signal": own.get("signal") or "best"})
+    own = {
+        each.name: options.pop(each.name)
+        for each in fields(CalibrationOptions)
+        if each.name in options
+    }
+    asked = CalibrationOptions(risk, confidence, **own | {"signal": own.get("signal") or "best"})
     if asked.signal == LEARNED:
         raise ValueError(
             "a finished run has no hidden states to learn from: score its prompts and answers as "
@@ -65,7 +68,7 @@ def calibrate_run(
         answered = np.flatnonzero([bool(text.strip()) for text in texts])
     if prompts:
         answers = Labelled(group.wrong, joined(group.clusters, prompts), group.quality)
-        digests = digests_of([prompts[i] for i in answered])
+        digests = sorted(digest_of_texts(prompts[i]) for i in answered)
     closes, ids = group.saved("asmi_closing"), group.saved("greedy_tokens")
     if config.closing_token and closes and ids:
         ends = {

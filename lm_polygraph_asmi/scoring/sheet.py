@@ -9,7 +9,7 @@ import csv
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_polygraph_asmi.files import writing
 from lm_polygraph_asmi.inputs import LABELS, ROW, meant_field, text_of
@@ -25,6 +25,13 @@ LONGEST = 30_000
 """Characters of a cell: a spreadsheet has room for 32,767, and breaks a longer cell in two."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Characters with which a formula begins; a spreadsheet would compute it."""
+
+
+class Sheet(NamedTuple):
+    """What is read of a sheet."""
+
+    labels: dict[str, dict[str, Any]]  # key -> the columns `READ`; a row without a label has none
+    order: str | None  # the signal by which it is sorted, the surest answer first; None: it is not
 
 
 def key_of(record: Mapping[str, Any]) -> str:
@@ -81,8 +88,8 @@ def _shown(content: Any) -> str:
     return f" {text}" if text.startswith(FORMULA) else text
 
 
-def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The columns `READ` of a sheet by key; a row without a label has none of them.
+def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
+    """Labels and order of a sheet.
 
     `records`: the scored rows. Raises ValueError, naming the row: a key that is missing, unknown,
     seen before, or beside the prompt and answer of another key; a column whose name is nearly that
@@ -92,12 +99,14 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> dict[s
         raise ValueError(f"{path}: expected a sheet of labels, a .csv file")
     texts = {key_of(each): _letters(_texts(each)) for each in records if each.get("digest")}
     rows = dict[str, Row]()
+    order: str | None = None
     for row in read_table(path, ("key",), strict_text=False):
         place = f"{path}, row {row.number}"
         if row.error is not None:
             raise ValueError(f"{place}: {row.error}")
         if row.number == 1:
             _check_columns(path, row.content)
+            order = _order_of(row.content)
         if all(value is None for value in row.content.values()):
             continue  # spreadsheets add blank rows
         key = str(row.content["key"] or "").strip().lower()
@@ -119,15 +128,14 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> dict[s
                 f"{path}, row {rows[key].number}: prompt and answer are those of another key: undo "
                 "what moved the keys, or remove both columns if only texts were changed"
             )
-    return {
+    labels = {
         key: {n: row.content[n] for n in READ if row.content.get(n) is not None}
         for key, row in rows.items()
     }
+    return Sheet(labels, order)
 
 
-def order_of(sheet: str | Path) -> str | None:
-    """The signal by which a sheet was sorted, the surest answer first; None: it was not."""
-    names = next((row.content for row in read_table(sheet, ("key",), strict_text=False)), {})
+def _order_of(names: Iterable[str]) -> str | None:
     found = (name.strip() for name in names if name.strip().lower().startswith(RANK))
     return next((name[len(RANK) :].lower() for name in found), None)
 

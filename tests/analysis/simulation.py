@@ -1,6 +1,6 @@
 """Data whose truth is known, and what an estimate from simulations is off by."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy.stats import norm, t as student
@@ -17,6 +17,29 @@ def shared(rng: np.random.Generator, clusters: int, size: int, share: float = 0.
     """Standard normal rows that correlate by `share` within their cluster."""
     common = np.repeat(rng.normal(size=clusters), size)
     return share**0.5 * common + (1 - share) ** 0.5 * rng.normal(size=clusters * size)
+
+
+def capitals(
+    rows: Sequence[tuple[object, bool, bool]],
+    risk: float,
+    largest: int,
+    bets: Sequence[float],
+    above: bool = False,
+) -> list[float]:
+    """The bet in plain loops: mean capital of a gambler for every stake, after each cluster.
+
+    Rows have a cluster, whether they are accepted, and whether they are wrong; `above` bets that
+    more than `risk` of the accepted are wrong.
+    """
+    worst, sign = (risk, 1) if above else (1 - risk, -1)
+    purses, after = [1.0] * len(bets), [1.0]
+    for key in dict.fromkeys(key for key, _, _ in rows):
+        of_cluster = [(accepted, wrong) for own, accepted, wrong in rows if own == key][:largest]
+        excess = sum(wrong - risk for accepted, wrong in of_cluster if accepted)
+        for number, bet in enumerate(bets):
+            purses[number] *= 1 + sign * bet * excess / (worst * largest)
+        after.append(sum(purses) / len(purses))
+    return after
 
 
 def coverage(intervals: Iterable[Interval], truth: float) -> float:

@@ -69,7 +69,7 @@ CALLS = {
     "prr_draws": lambda f, c: f([c["score"]], of(c)),
     "rank_correlation": lambda f, c: f(c["score"], c["other"]),
     "seed_stability": lambda f, c: f([c["score"], c["other"]], c["quality"]),
-    "risk_threshold": lambda f, c: f(c["score"], c["wrong"], c["clusters"], 0.3, 0.9),
+    "risk_threshold": lambda f, c: f(c["score"], Labelled(c["wrong"], c["clusters"]), 0.3, 0.9),
     "rank_signals": lambda f, c: f({"a": c["score"]}, of(c)),
     "retained_error": lambda f, c: f(c["score"], c["wrong"], 0.5),
     "confident_filter": lambda f, c: f(c["other"], c["score"], c["other"], of(c)),
@@ -217,8 +217,14 @@ REFUSALS = [
     (lambda: a.retained_error([0.1, 0.2], [0, 1], 1.5), r"coverage must lie in \[0, 1\], got 1.5"),
     (lambda: a.global_selector(SCORE, SCORE, SIXTY), r"shape \(n, c\), got \(60,\)"),
     # Probabilities and thresholds.
-    (lambda: d.risk_threshold([0, 1], [0, 1], ["a"] * 2, 0.1, 0.9), "at least 22 at this risk"),
-    (lambda: d.risk_threshold([0, 1], [0, 1], "ab", "x", 0.9), "risk must be a number, got 'x'"),
+    (
+        lambda: d.risk_threshold([0, 1], Labelled([0, 1], ["a"] * 2), 0.1, 0.9),
+        "at least 22 at this risk",
+    ),
+    (
+        lambda: d.risk_threshold([0, 1], Labelled([0, 1], "ab"), "x", 0.9),
+        "risk must be a number, got 'x'",
+    ),
     (lambda: d.risk_monitor(GUARANTEE, [1, 0.5], PAIR), "accepted must contain True"),
     # Learned scores.
     (lambda: a.free_features([], [], 3), "at least one token"),

@@ -1,5 +1,6 @@
 """The tiny model and its tokenizer, as for scores; labelled rows and a calibration on them."""
 
+import csv
 import json
 from dataclasses import replace
 
@@ -17,10 +18,13 @@ from lm_polygraph_asmi.scoring.output import fields_of, record_of
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.tables import Row
 from tests.scoring.conftest import PROMPT, chat, model, tokenizer  # noqa: F401 - fixtures
-from tests.scoring.test_output import write  # noqa: F401
+from tests.scoring.test_output import write
 
 SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n", "max_new_tokens": 3}
 ASKED = {"risk": 0.4, "confidence": 0.8, "signal": "perplexity", "resamples": 50}
+ABOUT = {"label_source": "their labels", "model": "m", "settings": {}, "prompt_tokens": [],
+         "question_digests": []}  # fmt: skip
+"""Fields of a calibration that no test of its threshold reads."""
 N = 76
 WORDS = ("Brask", "1931", "kites", "blue", "Ondine", "True", "passage", "ferry")
 
@@ -38,6 +42,17 @@ def labelled(n=N):
 def numbered(*contents):
     """Rows as a file has them; prompts differ where none is given."""
     return [Row(n, {"prompt": f"Who {n}?"} | content) for n, content in enumerate(contents, 1)]
+
+
+def table(path, rows):
+    """The rows in the form of the suffix."""
+    if path.suffix == ".jsonl":
+        return write(path, rows)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        written = csv.DictWriter(file, rows[0])
+        written.writeheader()
+        written.writerows(rows)
+    return path
 
 
 def run(*arguments):

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -88,53 +89,41 @@ def test_answers_unlike_the_calibrations(calibration, model, chat):
         Decider(Scorer(model, tokenizer=chat, stop="?"), by_msp)
 
 
-@pytest.mark.parametrize("part", [slice(None), (slice(None), slice(0, 8))])
-def test_weights_written_behind_its_back(part, model, chat, calibration):
-    """Of a layer, or of one head of it."""
-    decider = Decider(copy.deepcopy(model), limited(calibration, 1e9, "msp"), tokenizer=chat)
-    assert decider.decide(PROMPT, " Brask").accept is True
-    decider.scorer.model.model.layers[2].self_attn.o_proj.weight.data[part] *= 1.001
-    one = decider.decide(PROMPT, " Brask")
-    assert one.accept is None
-    assert "weights or their precision differ" in one.reason
-
-
 def test_the_same_weights_by_another_name(model, chat, scorer, scored, calibration, tmp_path):
     """In a folder that was moved or renamed: rows, resumed files and decisions go together."""
     renamed = copy.deepcopy(model)
     renamed.config.name_or_path = "prod-llm"
     other = Scorer(renamed, tokenizer=chat, **SETTINGS)
     mixed = [*scored[:38], *lines_of(other, labelled()[38:])]
-    assert {row["model"] for row in mixed} == {scored[0]["model"], "prod-llm"}
     assert calibrate_rows(mixed, **ASKED).guarantee == calibration.guarantee
-    assert Decider(other, limited(calibration, 1e9, "msp")).decide(PROMPT, " Brask").accept is True
-    write(tmp_path / "in.jsonl", labelled(3)[:2])
-    for one in (scorer, other):
-        assert score_file(one, tmp_path / "in.jsonl", tmp_path / "out.jsonl") == 0
+    decider = Decider(other, limited(calibration, 1e9, "msp"))
+    assert decider.decide(PROMPT, " Brask").accept is True
+    resume = partial(score_file, source=write(tmp_path / "in.jsonl", labelled(2)),
+                     out=tmp_path / "out.jsonl")  # fmt: skip
+    assert (resume(scorer), resume(other)) == (0, 0)
     with torch.no_grad():
-        renamed.lm_head.weight[0] += 1
-    with pytest.raises(ValueError, match=r"model .* there, 'prod-llm' here"):
-        score_file(other, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    with pytest.raises(ValueError, match=r"scored otherwise than row 1 .*weights"):
+        renamed.lm_head.weight[0] += 1  # behind the decider's back
+    assert "weights or their precision differ" in decider.decide(PROMPT, " Brask").reason
+    with pytest.raises(ValueError, match="'prod-llm' here"):
+        resume(other)
+    with pytest.raises(ValueError, match=r"otherwise than row 1 .*weights"):
         calibrate_rows([*scored[:38], *lines_of(other, labelled()[38:])], **ASKED)
 
 
 def test_a_threshold_for_chats(scorer):
-    system = {"role": "system", "content": "Be brief."}
+    """Of one system message; of several, any."""
+    brief, kind = ({"role": "system", "content": f"Be {word}."} for word in ("brief", "kind"))
     rows = [in_chat(row) for row in labelled(6)]
-    chats = lines_of(scorer, [row | {"prompt": [system, *row["prompt"]]} for row in rows])
+    chats = lines_of(scorer, [row | {"prompt": [brief, *row["prompt"]]} for row in rows])
     decide = Decider(scorer, limited(calibrate_rows(chats, **ASKED), 1e9, "msp")).decide
-    user, kind = rows[0]["prompt"], {"role": "system", "content": "Be kind."}
-    assert decide([system, *user], " Brask").accept is True
-    for prompt, reason in (
-        (user, "the system message differs"),
-        ([kind, *user], "the system message differs"),
+    user = rows[0]["prompt"]
+    for prompt, words in (
+        ([brief, *user], None), (user, "system message"), ([kind, *user], "system message"),
         (PROMPT, "prompt_format 'chat' there, 'text' here"),
-    ):
+    ):  # fmt: skip
         one = decide(prompt, " Brask")
-        assert (one.accept, reason in one.reason) == (None, True)
+        assert (one.accept, (words or "") in one.reason) == (None if words else True, True)
     mixed = calibrate_rows([*chats[1:], *lines_of(scorer, rows[:1])], **ASKED)
-    assert "system" in decide.__self__.calibration.settings
     assert "system" not in mixed.settings  # not shared by all
 
 
@@ -143,32 +132,26 @@ def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
     decider = Decider(scorer, limited(calibration, 1e9, signal))
     rows = [
         {"id": "a", "prompt": PROMPT, "answer": " Brask", "msp": 7},  # a field of its own
-        {"id": "b", "prompt": PROMPT},
-        {"id": "c"},
-        {"id": "d", "prompt": PROMPT, "answer": " In. It."},
-    ]
+        {"id": "b", "prompt": PROMPT}, {"id": "c"},
+    ]  # fmt: skip
     found = list(decider.score_many(rows))
-    assert [(one.index, one.id) for one in found] == list(enumerate("abcd"))
-    assert [one.error is None for one in found] == [True, True, False, True]
-    assert next(decider.score_many([{"key": 7}], id_field="key")).id == 7
+    assert [(one.index, one.id, one.error is None) for one in found] == [
+        (0, "a", True), (1, "b", True), (2, "c", False)
+    ]  # fmt: skip
     with pytest.raises(ValueError, match="expected a text"):
         list(decider.score_many(rows, on_error="raise"))
-    table = BatchScorer(lambda: decider)(pd.DataFrame(rows[:3]))
+    table = BatchScorer(lambda: decider)(pd.DataFrame(rows))
     assert table["accept"].tolist() == [True, pd.NA, pd.NA]
-    write(tmp_path / "in.jsonl", rows[:3])
-    out = tmp_path / f"out.{suffix}"
+    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / f"out.{suffix}"
     for _ in range(2):  # then nothing is left but the row that fails
-        assert score_file(decider, tmp_path / "in.jsonl", out) == 1
+        assert score_file(decider, source, out) == 1
         first, second, third = (row.content for row in read_table(out))
-        assert (first["accept"], second["accept"]) == (True, None)
-        assert second["reason"].startswith("No decision")  # it was cut off
-        assert third["error"].startswith("expected")
+        assert (first["accept"], second["accept"], "error" in third) == (True, None, True)
         assert first["value"] == pytest.approx(found[0].result.value, rel=1e-5)
         assert (first["score"] is None) == (signal != "sem")
         assert first["digest"] == Decision.digest(first)
-    other = Decider(scorer, limited(calibration, 5.0, signal))
-    with pytest.raises(ValueError, match=r"other settings .*\(threshold\)"):
-        score_file(other, tmp_path / "in.jsonl", out)
+    with pytest.raises(ValueError, match=r"\(threshold\)"):
+        score_file(Decider(scorer, limited(calibration, 5.0, signal)), source, out)
 
 
 def test_a_decision_is_json_and_reads_in_words(calibration, scorer):
@@ -176,16 +159,14 @@ def test_a_decision_is_json_and_reads_in_words(calibration, scorer):
     calibration = without_hashes(calibration)
     one = limited(calibration, 1e9).decide(score)
     content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
-    assert (content["accept"], content["unit"]) == (True, "nats")
+    assert content.items() >= {"accept": True, "unit": "nats"}.items()
     assert content["score"] == json.loads(json.dumps(score.to_dict()))
-    assert str(one).splitlines() == [" Brask" + score.ending.replace("\n", "⏎"), *one.sentences]
-    assert printed(one, width=500).splitlines() == str(one).splitlines()
-    assert repr(one) == f"Decision(accept, perplexity {one.value:.4g} nats, answer=' Brask')"
-    said = "The prompt has 900 tokens, the calibration's 1"  # unlike all that were labelled
-    assert one.sentences[1].startswith(said)
-    for threshold in (-1, None):  # nothing to doubt in an abstention
-        assert said not in str(limited(calibration, threshold).decide(score))
+    lines = [" Brask" + score.ending.replace("\n", "⏎"), *one.sentences]
+    assert str(one).splitlines() == printed(one, width=500).splitlines() == lines
     heading = f"Accept: perplexity {one.value:.4g} nats"
-    assert (one.card.heading, one.card.short, one.card.rank) == (heading, "accept", -one.value)
-    for page in (one.to_html("Decided"), one._repr_html_()):
-        assert heading in page
+    assert (one.card.heading, one.card.rank) == (heading, -one.value)
+    assert {heading in page for page in (one.to_html("Decided"), one._repr_html_())} == {True}
+    assert repr(one).startswith("Decision(accept, perplexity ")
+    said = "The prompt has 900 tokens, the calibration's 1"  # unlike all that were labelled
+    for threshold in (1e9, -1, None):  # nothing to doubt in an abstention
+        assert (said in str(limited(calibration, threshold).decide(score))) == (threshold == 1e9)

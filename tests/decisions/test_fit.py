@@ -7,12 +7,11 @@ import pytest
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import risk_threshold
-from lm_polygraph_asmi.decisions.fit import Asked, fit, rank_signals
+from lm_polygraph_asmi.decisions.fit import CalibrationOptions, fit, rank_signals
 from tests.analysis.simulation import keys
+from tests.decisions.conftest import ABOUT
 
-ASKED = Asked(0.4, 0.8)
-ABOUT = {"label_source": "", "model": "m", "settings": {}, "prompt_tokens": [],
-         "question_digests": []}  # fmt: skip
+ASKED = CalibrationOptions(0.4, 0.8)
 WRONG, NOISE = np.arange(60) % 2, np.random.default_rng(0).permutation(60) / 60
 ANSWERS = Labelled(WRONG, keys(60, 1), resamples=200)
 COLUMNS = {"sem": NOISE, "msp": WRONG + 0.01 * NOISE, "entropy": -WRONG, "asmi": WRONG + NOISE}
@@ -25,10 +24,10 @@ def test_the_signal_that_decides(signal, expected, signals):
     """The best of two unmasked ones has half of the level; one that needs masks is to be named."""
     for unlabelled in (None, {name: column[::2] for name, column in COLUMNS.items()}):
         asked = replace(ASKED, signal=signal, largest=1)
-        found = fit(COLUMNS, ANSWERS, asked, unlabelled=unlabelled, **ABOUT)
+        found = fit(COLUMNS, ANSWERS, asked, unlabelled=unlabelled or {}, **ABOUT)
         assert (found.signal, found.n, found.errors) == (expected, 60, 30)
         rule = risk_threshold(
-            COLUMNS[expected], WRONG, keys(60, 1), 0.4, 1 - 0.2 / signals,
+            COLUMNS[expected], ANSWERS, 0.4, 1 - 0.2 / signals,
             unlabelled=unlabelled and unlabelled[expected],
         )  # fmt: skip
         assert found.guarantee == replace(rule, confidence=0.8, signals=signals)
@@ -48,5 +47,5 @@ def test_signals_are_ranked_and_the_best_accepts_most():
 def test_what_is_needed_of_several_signals():
     few = Labelled(WRONG[:9], keys(9, 1), resamples=50)
     columns = {name: column[:9] for name, column in COLUMNS.items()}
-    found = fit(columns, few, Asked(0.2, 0.9), **ABOUT).guarantee
+    found = fit(columns, few, CalibrationOptions(0.2, 0.9), **ABOUT).guarantee
     assert "at least 14 answers, one a cluster, must test; 9 do." in found.limits  # .8**14 < .05

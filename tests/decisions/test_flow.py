@@ -12,7 +12,7 @@ from lm_polygraph_asmi.decisions import Calibration, Decision, calibrate_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.tables import read_table
 from tests import tiny_lm
-from tests.decisions.conftest import WORDS, labelled, limited, run, write
+from tests.decisions.conftest import WORDS, labelled, run, write
 from tests.scoring.conftest import PROMPT
 
 
@@ -49,81 +49,62 @@ def calibrated(folder):
 
 
 def test_from_scores_to_the_monitor(folder, calibrated, tmp_path):
+    """Questions are new but the first, which was labelled; another folder has the same weights."""
     found = Calibration.load(calibrated)
     assert (found.n, found.name, found.model) == (60, "answers.jsonl", str(folder / "model"))
-    config = found.config
-    assert (config.scope, config.stop, config.num_masks) == ("response", ("\n",), 4)
+    assert (found.config.scope, found.config.stop) == ("response", ("\n",))
     new = [{"prompt": f"Later {i}: {PROMPT}", "answer": " Brask", "id": f"n{i}"} for i in range(25)]
     new[20]["answer"] = f" {' '.join(WORDS)}" * 3
-    seen = labelled(1)[0] | {"correct": None, "cluster": None}
-    write(tmp_path / "new.jsonl", [seen, *new])
+    write(tmp_path / "new.jsonl", [labelled(1)[0] | {"correct": None, "cluster": None}, *new])
     out, sheet = tmp_path / "decided.jsonl", tmp_path / "sheet.csv"
     model = shutil.copytree(folder / "model", tmp_path / "model")
     words = ("decide", tmp_path / "new.jsonl", "--model", model, "--out", out, "--calibration")
-    limited(found, 1e9, "sem").save(tmp_path / "sem.json")
-    code, said = run(*words, tmp_path / "sem.json", "--scope", "all")
-    assert "parameters differ from the calibration answers.jsonl (scope 'response' there" in said
-    limited(found, None).save(tmp_path / "none.json")
-    assert "Warning: No threshold by " in done(*words, tmp_path / "none.json")
-    out.unlink()
-    said = done(*words, tmp_path / "none.json", "--attention", "eager")
-    assert "attention_in_use 'sdpa' there, 'eager' here" in said
+    said = done(*words, calibrated, "--attention", "eager")
+    assert "Warning: No decision: " in said
+    assert "'sdpa' there, 'eager' here" in said
     out.unlink()
     said = done(*words, calibrated, "--sheet", sheet)
-    assert f"n0 Accept: {found.title} " in said
     assert ("n18 " in said, "n19 " in said) == (True, False)  # the file has all
     assert re.search(r"26 scored, .*\d+ accept, \d+ abstain, [\d.]+ rows per second\.", said), said
-    lines = [row.content for row in read_table(out)]
-    for line in lines:
+    for line in (row.content for row in read_table(out)):
         assert line["accept"] == (line["value"] <= found.guarantee.threshold)
         assert line["digest"] == Decision.digest(line)
-    code, said = run("monitor", calibrated, out)
-    assert (code, "at least one accepted answer with a label" in said) == (1, True)
     table = pd.read_csv(sheet, dtype=str, keep_default_na=False)
-    assert set(table["correct"]) == {""}
-    table["correct"] = ["WAHR" if accept == "True" else "" for accept in table["accept"]]
+    accepted = table["accept"] == "True"
+    table["correct"] = accepted.map({True: "WAHR", False: ""})
     table.iloc[::-1].assign(prompt="?").to_csv(sheet, index=False, sep=";", encoding="utf-8-sig")
     code, said = run("monitor", calibrated, out, "--labels", sheet)
     assert (code, 'row 1: "prompt": a question of the calibration' in said) == (1, True)
     table[1:5].to_csv(sheet, index=False)
     code, said = run("monitor", calibrated, out, "--labels", sheet)
     assert (code, said.split(":")[0]) in ((0, "holds"), (4, "inconclusive"))
-    accepted = [accept == "True" for accept in table["accept"]]
     assert f"0 of {sum(accepted[1:5])} accepted answers are wrong" in said
-    left = sum(accepted) - sum(accepted[1:5])
-    assert f"Left out {left} accepted answers without a label." in said
-    code, said = run("monitor", calibrated, out, "--labels", folder / "labels.csv")
-    assert (code, "is of no row of the scored file" in said) == (1, True)
+    assert f"Left out {sum(accepted) - sum(accepted[1:5])} accepted answers without" in said
 
 
-def test_labels_of_a_sheet_are_those_of_the_rows(folder, calibrated, tmp_path):
-    """In any order; they take the place of labels in the rows."""
+def test_labels_of_a_sheet_take_the_place_of_those_of_the_rows(folder, calibrated, tmp_path):
+    """In any order; these are the opposite."""
     table = pd.read_csv(folder / "labels.csv", dtype=str, keep_default_na=False)
-    rows = [row.content for row in read_table(folder / "answers.jsonl")]
-    bare = write(tmp_path / "answers.jsonl", [row | {"correct": None} for row in rows])
-    table[::-1].to_csv(tmp_path / "labels.csv", index=False, sep="\t")
-    words = ("calibrate", bare, "--risk", 0.9, "--labels", tmp_path / "labels.csv")
-    done(*words, "--out", tmp_path / "c.json")
-    assert Calibration.load(tmp_path / "c.json") == Calibration.load(calibrated)
     flipped = table["correct"].map({"True": "false", "False": "WAHR", "": ""})
-    table.assign(correct=flipped).to_csv(tmp_path / "labels.csv", index=False)
-    words = ("calibrate", folder / "answers.jsonl", *words[2:])
-    done(*words, "--out", tmp_path / "flipped.json")
-    found = Calibration.load(tmp_path / "flipped.json")
-    assert found.errors == found.n - Calibration.load(calibrated).errors
+    table.assign(correct=flipped)[::-1].to_csv(tmp_path / "labels.csv", index=False, sep="\t")
+    words = ("--risk", 0.9, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "c.json")
+    done("calibrate", folder / "answers.jsonl", *words)
+    found, other = Calibration.load(tmp_path / "c.json"), Calibration.load(calibrated)
+    assert (found.n, found.errors) == (other.n, other.n - other.errors)
+    assert found.question_digests == other.question_digests
 
 
 def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
     """That which the rows name; changed weights are refused."""
-    out, asked = tmp_path / "c.json", ("--risk", 0.9, "--signal", "learned")
-    said = done("calibrate", folder / "answers.jsonl", *asked, "--out", out)
-    found = Calibration.load(out)
+    words = ("--risk", 0.9, "--signal", "learned", "--out", tmp_path / "c.json")
+    said = done("calibrate", folder / "answers.jsonl", *words)
+    found = Calibration.load(tmp_path / "c.json")
     assert found.learning in said
     changed = AutoModelForCausalLM.from_pretrained(folder / "model")
     with torch.no_grad():
         changed.lm_head.weight[0, 0] += 1
     scorer = Scorer(changed, found.config, tokenizer=tiny_lm.tokenizer())
-    with pytest.raises(ValueError, match="row 1 was scored with another model or other param"):
+    with pytest.raises(ValueError, match="row 1 was scored with another model"):
         calibrate_rows(folder / "answers.jsonl", 0.9, signal="learned", scorer=scorer)
 
 

@@ -1,5 +1,6 @@
 """A learned score: plain numbers, the guarantee whatever it learns; from labels to decisions."""
 
+import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,13 @@ from sklearn.preprocessing import StandardScaler
 from lm_polygraph_asmi.analysis import Labelled, free_features
 from lm_polygraph_asmi.analysis.risk_control import choosing_rows, seed_of
 from lm_polygraph_asmi.core import algorithm
-from lm_polygraph_asmi.decisions import Calibration, Decider, calibrate_rows, calibrate_run
+from lm_polygraph_asmi.decisions import (
+    Calibration,
+    Decider,
+    calibrate_rows,
+    calibrate_run,
+    learned as learned_scores,
+)
 from lm_polygraph_asmi.decisions.learned import fit_score, learned_threshold, out_of_fold
 from lm_polygraph_asmi.decisions.rows import _features
 from lm_polygraph_asmi.scoring import Score
@@ -26,7 +33,16 @@ from tests.analysis.simulation import keys, monte_carlo_error
 from tests.decisions.conftest import WORDS, labelled, lines_of, numbered
 from tests.scoring.conftest import PROMPT
 
-OVERFITTED = partial(fit_score, strength=1e6)
+
+def read(line):
+    """A scored row with its answer."""
+    return [(*numbered(line), Score.from_dict(line))]
+
+
+@pytest.fixture
+def overfitted(monkeypatch):
+    """With hardly any penalty."""
+    monkeypatch.setattr(learned_scores, "STRENGTH", 1e6)
 
 
 def answers(seed, n):
@@ -44,11 +60,10 @@ def test_score_is_that_of_scikit_learn():
     score = fit_score(features, wrong)
     np.testing.assert_allclose(score(features | {"more": np.ones((150, 2))}), expected, atol=1e-6)
     assert score.weights["hidden"][-1] == 0  # the constant column
-    same = {"free": np.ones((150, 3))}
     for made, given, words in (
-        (score, [{"free": features["free"]}], "learned with features of widths .*: use the model"),
-        (fit_score, [same, wrong], "expected features that vary, got 150 answers"),
-        (fit_score, [features, wrong | True], "the 150 answers have one label: label answers of"),
+        (score, [{"free": features["free"]}], "widths"),
+        (fit_score, [{"free": np.ones((150, 3))}, wrong], "vary"),
+        (fit_score, [features, wrong | True], "one label"),
     ):
         with pytest.raises(ValueError, match=words):
             made(*given)
@@ -68,16 +83,18 @@ def test_free_features_by_hand():
     assert found.tolist() == [-6, -2, -3, -1, -2, 0.75, 2.25, 1.5, 0.5, 3, 40]
 
 
+@pytest.mark.usefixtures("overfitted")
 def test_out_of_fold_scores_never_saw_their_cluster():
     """Labels without any cause, each cluster marked by columns of its own: nothing is learned."""
     names, wrong = keys(60, 3), np.repeat(np.random.default_rng(0).random(60) < 0.5, 3)
     marks = {"hidden": np.repeat(np.eye(60), 3, axis=0)}
-    logits = out_of_fold(marks, Labelled(wrong, names), OVERFITTED)
-    inside = fit_score(marks, wrong, strength=1e6)(marks)
+    logits = out_of_fold(marks, Labelled(wrong, names))
+    inside = fit_score(marks, wrong)(marks)
     assert inside[wrong].min() > inside[~wrong].max()  # a score that saw them knows them all
     assert logits[wrong].mean() < logits[~wrong].mean() + 1  # of columns unseen, only intercepts
 
 
+@pytest.mark.usefixtures("overfitted")
 def test_the_guarantee_holds_however_it_overfits():
     """At confidence 90 %, one calibration in ten may break it, give or take the count's error."""
     broken, draws = 0, 10
@@ -85,7 +102,7 @@ def test_the_guarantee_holds_however_it_overfits():
     for seed in range(draws):
         some, shown, labels = answers(seed, 300)
         few = Labelled(labels, keys(300, 1), resamples=20, seed=seed)
-        found = learned_threshold(some, shown, few, 0.25, 0.9, OVERFITTED)
+        found = learned_threshold(some, shown, few, 0.25, 0.9)
         if found.rule.threshold is not None:
             column = found.score(features) if found.score else simple[found.signal]
             broken += wrong[column <= found.rule.threshold].mean() > 0.25
@@ -106,24 +123,22 @@ def test_labels_that_test_do_not_choose():
     assert found.rule.base_rate != other.rule.base_rate  # the labels did change
 
 
-def test_what_leaves_the_simple_signal():
+def test_what_leaves_the_simple_signal(monkeypatch):
+    """A learned score that ranks no better out of fold, and labels of too few errors."""
     features, simple, wrong = answers(2, 400)
-    noise = {"hidden": np.random.default_rng(0).normal(size=(400, 150))}
-    answers_of = Labelled(wrong, keys(400, 1))
-    # Where it learned, it knows every answer; out of fold, none.
-    found = learned_threshold(noise, simple, answers_of, 0.3, 0.9, OVERFITTED)
-    assert (found.signal, found.score) == ("msp", None)
-    assert found.values.tolist() == simple["msp"].tolist()
-    assert found.learning.startswith("AUROC of the learned score minus that of msp: -0.")
-    assert "200 of 400 clusters that learn; msp decides." in found.learning
-    perfect = wrong.astype(float)  # what ranks as well decides
-    found = learned_threshold({"hidden": perfect[:, None]}, {"msp": perfect}, answers_of, 0.3, 0.9)
-    assert (found.signal, found.score) == ("msp", None)
-    few = Labelled(np.arange(400) < 12, keys(400, 1))
-    found = learned_threshold(features, simple, few, 0.3, 0.9)
-    assert found.signal == "msp"
-    said = "expected 10 clusters with wrong and 10 with right answers among the 200"
-    assert said in found.learning
+    perfect, few = wrong.astype(float), np.arange(400) < 12
+    noise = np.random.default_rng(0).normal(size=(400, 150))
+    for columns, by, labels, strength, words in (
+        (noise, simple, wrong, 1e6, r"msp: -0\..*200 of 400 clusters"),  # it knows what it saw
+        (perfect[:, None], {"msp": perfect}, wrong, 0.01, "msp"),  # what ranks as well decides
+        (features["hidden"], simple, few, 0.01, "10 clusters with wrong .* among the 200"),
+    ):
+        monkeypatch.setattr(learned_scores, "STRENGTH", strength)
+        known = Labelled(labels, keys(400, 1))
+        found = learned_threshold({"hidden": columns}, by, known, 0.3, 0.9)
+        assert (found.signal, found.score) == ("msp", None)
+        assert found.values.tolist() == by["msp"].tolist()
+        assert re.search(rf"{words}.*; msp decides\.", found.learning)
 
 
 @pytest.fixture(scope="module")
@@ -145,16 +160,15 @@ def learned(scorer, told):
 def test_from_labels_to_decisions(learned, told, scorer):
     """The value of a decision is that of the row when it was labelled."""
     assert (learned.signal, learned.guarantee.share) == ("learned", 0.5)
-    assert learned.learning in " ".join(str(learned).split())
-    assert "out of fold on the 30 of 60 clusters that learn; learned decides." in learned.learning
+    assert "on the 30 of 60 clusters that learn; learned decides." in learned.learning
+    assert learned.learning in str(learned)
     assert learned.guarantee.coverage > 0.3
     found = [outcome.result for outcome in Decider(scorer, learned).score_many(told[:10])]
     for one, row in zip(found, told, strict=False):
-        features = _features(numbered(row), [Score.from_dict(row)], scorer)
+        features = _features(read(row), scorer)
         expected = pytest.approx(learned.learned(features)[0], abs=1e-3)
         assert one.value == one.signals["learned"] == expected
         assert one.accept == (one.value <= learned.guarantee.threshold)
-        assert one.reason.startswith(("Accept: learned", "Abstain: learned"))
 
 
 def without_scikit_learn(path):
@@ -172,41 +186,41 @@ def test_a_saved_one_needs_no_scikit_learn(learned, tmp_path):
     assert Calibration.load(tmp_path / "c.json") == learned
     with get_context("fork").Pool(1) as pool:
         value = pool.apply(without_scikit_learn, [tmp_path / "c.json"])
-    expected = sum(map(sum, learned.learned.weights.values())) + learned.learned.intercept
-    assert value == pytest.approx(expected)
+    score = learned.learned
+    assert value == pytest.approx(sum(map(sum, score.weights.values())) + score.intercept)
 
 
 def test_features_of_own_answers_are_those_of_their_ids(scorer, monkeypatch):
     """One unmasked pass an answer reads them, and as it was scored: this one was cut off, and as
     text it would get an end, which no decision on the model's own answer has."""
     (line,) = lines_of(scorer, [{"prompt": PROMPT}])
-    score = Score.from_dict(line)
+    score, runs, plain = Score.from_dict(line), [], algorithm.run_unmasked
     assert len(score.ids) == 3
-    features = _features(numbered(line), [score], scorer)
+    features = _features(read(line), scorer)
     np.testing.assert_allclose(-features["free"][0, 0], score.signals["msp"], rtol=1e-4)
-    runs, plain = [], algorithm.run_unmasked
     monkeypatch.setattr(algorithm, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
     own = scorer.read(PROMPT, states=True).features
-    assert len(runs) == 1
-    for name, width in (("free", 11), ("hidden mean", 32), ("hidden last", 32)):
-        assert len(own[name]) == width
+    assert (len(runs), {name: len(own[name]) for name in own}) == (
+        1, {"free": 11, "hidden mean": 32, "hidden last": 32}
+    )  # fmt: skip
+    for name in own:
         np.testing.assert_allclose(features[name][0], own[name], rtol=1e-3, atol=1e-4)
 
 
 def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeypatch):
     answer = scorer.read(PROMPT, " Brask")  # without hidden states
     known = replace(answer, settings=answer.settings | scorer.fingerprints())
-    assert "is unknown: use `decide`" in learned.decide(known).reason
-    with pytest.raises(ValueError, match=r"parameters differ .* \(depth 0.6 there, 0.3 here\)"):
-        Decider(scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)
-    with pytest.raises(ValueError, match="a finished run has no hidden states to learn from"):
-        calibrate_run("RUN", 0.3, signal="learned")
-    ask = partial(calibrate_rows, told[:4], 0.2, signal="learned", scorer=scorer, resamples=20)
-    with pytest.raises(ValueError, match="a learned score takes no unlabelled rows"):
-        ask(unlabelled=told[4:])
+    assert "unknown: use `decide`" in learned.decide(known).reason
     plain = scorer._engine.read
-    monkeypatch.setattr(
-        scorer._engine, "read", lambda *a: (s := plain(*a)) | {"hidden": s["hidden"] * np.nan}
-    )
-    with pytest.raises(ValueError, match="hidden mean has values that are not finite"):
-        ask()
+    ask = partial(calibrate_rows, told[:4], 0.2, signal="learned", scorer=scorer, resamples=20)
+    spoiled = lambda *a: (s := plain(*a)) | {"hidden": s["hidden"] * np.nan}  # noqa: E731
+    other = partial(Decider, scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)
+    for call, words in (
+        (other, "depth 0.6 there, 0.3 here"),
+        (partial(calibrate_run, "RUN", 0.3, signal="learned"), "run has no hidden states"),
+        (partial(ask, unlabelled=told[4:]), "unlabelled"),
+        (ask, "hidden mean has values that are not finite"),
+    ):
+        monkeypatch.setattr(scorer._engine, "read", spoiled)
+        with pytest.raises(ValueError, match=words):
+            call()

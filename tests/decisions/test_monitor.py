@@ -13,7 +13,7 @@ from lm_polygraph_asmi.analysis.risk_monitor import LEVEL, SMALL_BETS
 from lm_polygraph_asmi.decisions import Decision, RiskThreshold, risk_monitor
 from lm_polygraph_asmi.decisions.decision import EMPTY
 from lm_polygraph_asmi.decisions.monitor import monitor
-from tests.analysis.simulation import keys
+from tests.analysis.simulation import capitals, keys
 from tests.decisions.conftest import labelled, limited, numbered, run, write
 
 
@@ -22,16 +22,8 @@ def guaranteed(risk=0.1, confidence=0.9, largest=1):
 
 
 def purse(rows, risk, largest, above):
-    """The bet in plain loops: a gambler for every stake, cluster after cluster; 1 / capital."""
-    bets = SMALL_BETS if above else BETS
-    worst = (risk if above else 1 - risk) * largest
-    purses = [1.0] * len(bets)
-    for key in dict.fromkeys(key for key, _, _ in rows):
-        of_cluster = [(accepted, wrong) for k, accepted, wrong in rows if k == key][:largest]
-        excess = sum(wrong - risk for accepted, wrong in of_cluster if accepted)
-        for number, bet in enumerate(bets):
-            purses[number] *= 1 + (1 if above else -1) * bet * excess / worst
-    return min(1.0, len(purses) / sum(purses))
+    """1 / the capital in the end."""
+    return min(1.0, 1 / capitals(rows, risk, largest, SMALL_BETS if above else BETS, above)[-1])
 
 
 @pytest.mark.parametrize("largest", [1, 3])
@@ -109,8 +101,8 @@ def test_least_number_of_accepted_answers(risk, confidence, largest):
     least = outcome(1).least_holds
     assert (outcome(least).outcome, outcome(least - 1).outcome) == ("holds", "inconclusive")
     assert f"At least {least} accepted answers are needed for holds" in str(outcome(1))
-    assert "needed" not in str(outcome(least))
-    assert "none of 2 answers was accepted" in str(outcome(0))
+    for n, words in ((least, "holds: "), (0, "none of 2 answers was accepted")):
+        assert words in str(outcome(n))
 
 
 @pytest.fixture
@@ -150,18 +142,11 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
     assert (found["accepted"], found["errors"], found["without_decision"]) == (n, wrong, 1)
     _, said = run("gate", *files)  # its name in release 0.3
     assert f"It is called `monitor` now. {outcome}: {wrong} of {n} accepted answers are" in said
-    assert "Without a decision, so counted as abstained: 1. Left out 1 empty answers" in said
+    assert ("are needed for holds" in said) == (outcome == "inconclusive")
+    assert "counted as abstained: 1. Left out 1 empty answers" in said
     write(files[2], [lines[0]])
     code, said = run("monitor", *files)
-    same = 'row 4: "answer": row 2 has the same prompt and answer: keep one'
-    assert (code, same in said) == (1, True)
-
-
-def test_only_what_is_open_asks_for_more_answers(limit):
-    strict = replace(limit, guarantee=replace(limit.guarantee, risk=0.05))
-    for wrong, outcome in ((0, "inconclusive"), (6, "violated")):
-        result = monitor(strict, numbered(*decided(strict, 6, wrong)))
-        assert (result.outcome, "are needed for holds" in str(result)) == (outcome, wrong == 0)
+    assert (code, 'row 4: "answer": row 2' in said) == (1, True)
 
 
 SEEN = {name: labelled()[3][name] for name in ("prompt", "answer")}
@@ -170,17 +155,12 @@ SEEN = {name: labelled()[3][name] for name in ("prompt", "answer")}
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"accept": None}, 'row 2: "digest": the row was changed'),
-        ({"answer": " y"}, 'row 2: "digest"'),
-        ({"threshold": 2.0}, 'row 2: "threshold" is 2.0, the calibration\'s 1.0: decide with this'),
-        ({"calibration": "other"}, 'row 2: "calibration" is'),
-        ({"correct": "maybe"}, 'row 2: "correct": expected true or false'),
-        ({"id": 0}, 'row 2: "id": row 1 has 0, too'),
-        ("value", 'row 2: no field "value": expected a line of `polygraph_asmi decide --out`, lab'),
-        ({"reason": EMPTY}, 'row 2: "digest"'),
-        (SEEN, 'row 2: "prompt": a question of the calibration'),
-        (SEEN | {"answer": " another"}, 'row 2: "prompt": a question of the calibration'),
-        (SEEN | {"prompt": f" {SEEN['prompt']}\n"}, 'row 2: "prompt": a question of the'),
+        ({"accept": None}, '"digest": the row was changed'), ({"answer": " y"}, '"digest"'),
+        ({"reason": EMPTY}, '"digest"'), ({"threshold": 2.0}, '"threshold" is 2.0, .* 1.0'),
+        ({"calibration": "other"}, '"calibration"'), ({"correct": "maybe"}, '"correct"'),
+        ({"id": 0}, '"id": row 1'), ("value", '"value"'), (SEEN, "a question of the calibration"),
+        (SEEN | {"answer": " another"}, "a question of the calibration"),
+        (SEEN | {"prompt": f" {SEEN['prompt']}\n"}, "a question of the calibration"),
     ],
 )  # fmt: skip
 def test_rows_that_do_not_fit(limit, change, words):
@@ -189,7 +169,7 @@ def test_rows_that_do_not_fit(limit, change, words):
         del second[change]
     else:
         second = changed(second, **change) if "prompt" in change else second | change
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=rf"row 2: .*{words}"):
         monitor(limit, numbered(first, second))
 
 
@@ -199,27 +179,31 @@ def test_rows_without_a_decision(limit):
     unclear = changed(second, accept=None, reason="It answered nothing.", correct=None)
     rows = numbered(first, unclear, changed(third, accept=False, correct=None))
     result = monitor(limit, rows)
-    assert (result.answers, result.accepted, result.errors) == (3, 1, 0)
+    assert (result.answers, result.accepted, result.errors, result.without_decision) == (3, 1, 0, 1)
     unlabelled = changed(first, answer=" z", id=5, correct=None)
-    assert monitor(limit, [*rows, *numbered(unlabelled)]) == replace(
-        result, unlabelled=1, share=0.5, most=2
-    )
-    failed = {"row": 9, "prompt": None, "error": "no prompt"}
-    assert monitor(limit, [*rows, *numbered(failed)]) == result
-    with pytest.raises(ValueError, match="none among 1"):
-        monitor(limit, [*rows[1:], *numbered(unlabelled)])
     blank = changed(unclear, answer="\n", id=4, reason=EMPTY)
-    assert monitor(limit, [*rows, rows[0]._replace(number=4, content=blank)]) == result
-    with pytest.raises(ValueError, match="at least one accepted answer with a label"):
-        monitor(limit, numbered(blank))
-    with pytest.raises(ValueError, match="expected a guarantee with a threshold, got none"):
+    for line, change in (
+        (unlabelled, {"unlabelled": 1, "share": 0.5, "most": 2}),
+        ({"row": 9, "prompt": None, "error": "no prompt"}, {"failed": 1}),
+        (blank, {"blank": 1}),
+    ):
+        assert monitor(limit, [*rows, *numbered(line)]) == replace(result, **change)
+    for few, words in ((numbered(blank), "one accepted answer with a label"),
+                       ([*rows[1:], *numbered(unlabelled)], "none among 1")):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            monitor(limit, few)
+    with pytest.raises(ValueError, match="threshold, got none"):
         risk_monitor(limited(limit, None).guarantee, [1], Labelled([0], ["a"]))
 
 
 def test_a_quality_of_another_scale(limit):
-    rows = numbered(*(line | {"correct": None, "quality": 90 - 80 * (i < 5)}
-                      for i, line in enumerate(decided(limit, 20))))  # fmt: skip
+    """From where an answer is right is named, or is the calibration's."""
+    lines = [line | {"correct": None, "quality": 90} for line in decided(limit, 20)]
+    rows = numbered(*(line | {"quality": 10} for line in lines[:5]), *lines[5:])
     with pytest.raises(ValueError, match="row 1: expected quality between 0 and 1, got 10"):
         monitor(limit, rows)
-    assert monitor(limit, rows, right_from=50).errors == 5
-    assert monitor(replace(limit, right_from=50), rows).errors == 5  # the calibration's
+    for found in (
+        monitor(limit, rows, right_from=50),
+        monitor(replace(limit, right_from=50), rows),
+    ):
+        assert found.errors == 5

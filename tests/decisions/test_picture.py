@@ -1,7 +1,5 @@
 """The page of a calibration: its numbers are those of the labels, and it loads nothing."""
 
-import csv
-import json
 import re
 from dataclasses import replace
 
@@ -11,16 +9,14 @@ from scipy.stats import beta
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import Calibration
-from lm_polygraph_asmi.decisions.fit import Asked, fit
+from lm_polygraph_asmi.decisions.fit import CalibrationOptions, fit
 from lm_polygraph_asmi.decisions.picture import SCALE, bounds_of, error_rates, page_of
 from lm_polygraph_asmi.decisions.rows import write_ordered_sheet
+from lm_polygraph_asmi.tables import read_table
 from tests.analysis.simulation import keys
-from tests.decisions.conftest import run
+from tests.decisions.conftest import ABOUT, run, table, write
 from tests.report import runs
 from tests.scoring.test_page import NASTY, Elements
-
-ABOUT = {"label_source": "their labels", "model": "m", "settings": {}, "prompt_tokens": [],
-         "question_digests": []}  # fmt: skip
 
 
 def calibrated(n, per=1, shift=1.0, risk=0.2, signal="msp", unlabelled=False):
@@ -30,9 +26,9 @@ def calibrated(n, per=1, shift=1.0, risk=0.2, signal="msp", unlabelled=False):
     columns = {
         name: np.round(draw.normal(size=n) + shift * wrong, 2) for name in ("msp", "perplexity")
     }
-    others = {name: draw.normal(size=n) for name in columns} if unlabelled else None
+    others = {name: draw.normal(size=n) for name in columns} if unlabelled else {}
     answers = Labelled(wrong, keys(n // per, per), resamples=50)
-    return fit(columns, answers, Asked(risk, 0.9, signal), unlabelled=others, **ABOUT)
+    return fit(columns, answers, CalibrationOptions(risk, 0.9, signal), unlabelled=others, **ABOUT)
 
 
 def marks(page):
@@ -81,10 +77,16 @@ def test_clusters_are_thinned_or_bet_on_as_in_the_tests(n, tested):
     assert f"from {tested} of the {n} answers{', one a cluster' if n == 400 else ''}." in text
 
 
+def drawn_at(page, name):
+    """Places along the page of the marks of a class, from 0 to 1000."""
+    path = re.search(rf'class="{name}" d="(.*?)"', page)[1]
+    return [float(tick.split()[0]) for tick in path.split("M")[1:]]
+
+
 def test_the_page_has_the_numbers_of_the_labels():
     found = calibrated(150)
     sample, rule = found.sample, found.guarantee
-    drawn, table, text = marks(page := page_of(found))
+    drawn, cells, text = marks(page := page_of(found))
     shares, rates = error_rates(sample)
     limits = sorted({*sample.values})
     assert len(shares) == len(limits) < 150  # there are ties
@@ -92,39 +94,39 @@ def test_the_page_has_the_numbers_of_the_labels():
         kept = sample.wrong[sample.values <= limit]
         assert (share, rate) == (len(kept) / 150, pytest.approx(kept.mean()))
     (path,) = re.findall(r'class="rate" d="M(.*?)"', page)
-    steps = re.findall(r"([\d.]+)[ V]([-\d.]+)", path)
-    assert [float(share) for share, _ in steps] == pytest.approx(1000 * shares, abs=0.051)
-    heights = np.array([float(height) for _, height in steps])
+    steps = np.array(re.findall(r"([\d.]+)[ V]([-\d.]+)", path), dtype=float)
     top = page.count('class="grid"') - 1  # lines at each tenth
-    assert heights == pytest.approx(1000 - 1000 * rates / (top / 10), abs=0.051)
+    assert steps[:, 0] == pytest.approx(1000 * shares, abs=0.051)
+    assert steps[:, 1] == pytest.approx(1000 - 1000 * rates / (top / 10), abs=0.051)
     passed = sum(one.outcome == "passed" for one in bounds_of(found)[0])
     assert (drawn["passed"], drawn["failed"], drawn["limit"]) == (passed, 1, 2)
     ranked = sample.wrong[np.argsort(sample.values, kind="stable")]
     for kind, name in enumerate(("right", "wrong")):
-        (ticks,) = re.findall(rf'class="{name}" d="M([^"]*) (?:60|0)V100"', page)
-        places = [float(tick.split()[0]) for tick in ticks.split("M")]
         expected = 1000 * (np.flatnonzero(ranked == kind) + 0.5) / 150
-        assert places == pytest.approx(expected, abs=0.051)
+        assert drawn_at(page, name) == pytest.approx(expected, abs=0.051)
     kept = sample.wrong[sample.values <= rule.threshold]
-    assert table == {
+    assert cells == {
         "Labels": "150", "Clusters": "150", "Wrong among the labels": f"{sample.wrong.sum():.0f}",
         "Accepted": f"{len(kept) / 150:.0%}", "Risk": "20%", "Confidence": "90%",
         "Error rate among accepted labels": f"{kept.mean():.0%}",
     }  # fmt: skip
     assert f"<h1>Promise: {rule.promise}.</h1>" in page
-    assert "one-sided, at 90% confidence. They are computed from all 150 answers." in text
+    assert "at 90% confidence. They are computed from all 150 answers." in text
 
 
-def test_without_a_threshold_and_of_few_clusters():
-    drawn, table, _ = marks(page := page_of(calibrated(40, shift=0.0)))
-    assert (drawn["failed"], "passed" in drawn, "limit" in drawn) == (1, False, False)
-    assert (table["Accepted"], table["Error rate among accepted labels"]) == (
-        "nothing",
-        "none accepted",
-    )
-    assert re.search(r"<h1>Promise: none. </h1>\s*<p>No threshold by MSP could be shown to", page)
-    assert "<strong>Warning: fewer than 50 clusters" in page
-    assert not re.search(r"<text[^>]*>accepts", page)
+def test_without_a_threshold_and_before_the_first_label():
+    """The second is of answers in order, whose only label is of a row that was left out."""
+    nothing, some = calibrated(40, shift=0.0), calibrated(150)
+    rule = replace(some.guarantee, threshold=None, error_rate=None, coverage=0.0, labels=0)
+    unknown = some.sample._replace(wrong=np.full(150, np.nan))
+    first = replace(some, sample=unknown, guarantee=rule, n=0, errors=0)
+    for found, mark, labels in (
+        (nothing, "failed", "40"), (first, "next", "0 of 150 answers, from the surest on")
+    ):  # fmt: skip
+        drawn, cells, text = marks(page_of(found))
+        assert {"next", "passed", "failed", "limit"} & {*drawn} == {mark}
+        assert (cells["Accepted"], cells["Labels"]) == ("nothing", labels)
+        assert ("fewer than 50 clusters" in text) == (found is nothing)
 
 
 def test_nothing_is_loaded_and_names_are_text():
@@ -142,54 +144,30 @@ def test_nothing_is_loaded_and_names_are_text():
 def test_labels_from_the_surest_on(scored, tmp_path, labelled, skipped, outcomes):
     """Lines end at the last label; the next test is marked, of as many labels as are told."""
     scores, sheet, page = (tmp_path / name for name in ("s.jsonl", "labels.csv", "page.html"))
-    scores.write_text("\n".join(map(json.dumps, ({**row, "correct": None} for row in scored))))
+    write(scores, [row | {"correct": None} for row in scored])
     assert write_ordered_sheet(scores, sheet, "msp") == 38
-    with open(sheet, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = [row.content for row in read_table(sheet)]
     for rank, row in enumerate(rows[:labelled]):
         row["correct"] = "" if rank in skipped else rank % 6 != 5 and rank < 30
-    with open(sheet, "w", newline="") as file:
-        csv.DictWriter(file, rows[0]).writeheader()
-        csv.DictWriter(file, rows[0]).writerows(rows)
+    table(sheet, rows)
     asked = ("--risk", 0.4, "--confidence", 0.8, "--out", tmp_path / "c.json", "--html", page)
     status, said = run("calibrate", scores, "--labels", sheet, *asked)
-    assert status == 0, said
-    assert said.endswith(f"Page: {page}")
-    drawn, table, text = marks(html := page.read_text("utf-8"))
+    assert (status, said.endswith(f"Page: {page}")) == (0, True), said
+    drawn, cells, text = marks(html := page.read_text("utf-8"))
     assert {k for k in ("passed", "failed") if k in drawn} == outcomes - {"open"}
     assert drawn.get("next", 0) == ("open" in outcomes) == ("Next test: label" in text)
     given = labelled - len(skipped)
-    assert table["Labels"] == f"{given} of 38 answers, from the surest on"
-    assert table["Clusters"] == "38"
+    assert cells["Labels"] == f"{given} of 38 answers, from the surest on"
     (path,) = re.findall(r'class="rate" d="(.*?)"', html)
-    last = float(re.findall(r"[MH]([\d.]+)", path)[-1])
-    assert 1000 * labelled / 38 <= last + 0.051  # ties of the last label are accepted with it
-    ticks = [
-        len(re.findall("M", d)) for d in re.findall(r'class="(?:right|wrong)" d="(.*?)"', html)
-    ]
-    assert sum(ticks[:2]) == given
-    if ("passed" in outcomes) and not skipped:
-        found = Calibration.load(tmp_path / "c.json")
-        assert table["Accepted"] == f"{found.guarantee.coverage:.0%}"
-
-
-def test_before_the_first_label():
-    """Of answers that are labelled in order, and whose only label is of a row that was left out."""
-    found = calibrated(150)
-    sample = found.sample._replace(wrong=np.full(150, np.nan))
-    rule = replace(found.guarantee, threshold=None, error_rate=None, coverage=0.0, labels=0)
-    drawn, table, _ = marks(page_of(replace(found, sample=sample, guarantee=rule, n=0, errors=0)))
-    assert {"next"} == {"next", "passed", "failed", "limit"} & {*drawn}
-    assert table["Labels"] == "0 of 150 answers, from the surest on"
+    assert 1000 * labelled / 38 <= float(re.findall(r"[MH]([\d.]+)", path)[-1]) + 0.051
+    assert sum(len(drawn_at(html, name)) for name in ("right", "wrong")) == given
 
 
 def test_of_a_run_and_not_of_a_loaded_one(tmp_path):
     path, out, page = runs.save(tmp_path / "squad"), tmp_path / "c.json", tmp_path / "page.html"
     asked = ("calibrate", "--run", path, "--risk", 0.3, "--out", out, "--html")
-    assert "expected --html with a name in .html" in run(*asked, tmp_path / "page.txt")[1]
+    assert "--html" in run(*asked, tmp_path / "page.txt")[1]
     status, said = run(*asked, page)
-    assert (status, out.exists()) == (0, True), said
-    assert marks(page.read_text("utf-8"))[1]["Labels"] == "60"
-    assert "sample" not in json.loads(out.read_text())
-    with pytest.raises(ValueError, match=r"calibration that was just made, got a loaded one"):
+    assert (status, marks(page.read_text("utf-8"))[1]["Labels"]) == (0, "60"), said
+    with pytest.raises(ValueError, match="just made"):
         page_of(Calibration.load(out))

@@ -36,7 +36,7 @@ def rows_of(made):
 
 def labelled(made, *sheets):
     rows = rows_of(made)
-    return with_labels(rows, labels_in(sheets, rows))
+    return with_labels(rows, labels_in(sheets, rows).labels)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_labels_reach_their_answers(tmp_path, seed):
     labels = opened_and_saved(path, draw, {key: draw.choice(list(WORDS)) for key in keys})
     if not labels:
         return
-    read = read_sheet(path, made)
+    read = read_sheet(path, made).labels
     assert {key: labels for key, labels in read.items() if labels} == {
         key: {"correct": label} for key, label in labels.items()
     }

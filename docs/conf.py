@@ -114,7 +114,8 @@ def toctrees(index: str) -> str:
         for label, page in LINK.findall(entries):
             labels.setdefault(page, label.replace("`", ""))
         pages = "\n".join(f"{label} <{page}>" for page, label in labels.items())
-        trees.append(f"```{{toctree}}\n:hidden:\n:caption: {kind}\n\n{pages}\n```\n")
+        if pages:
+            trees.append(f"```{{toctree}}\n:hidden:\n:caption: {kind}\n\n{pages}\n```\n")
     return "\n".join(trees)
 
 

@@ -39,7 +39,7 @@ def prose(page: Path) -> str:
 
 def table(page: str, head: str) -> list[list[str]]:
     """Settings of the table below a header row that begins so; no line of it spans two."""
-    (file,) = [p for p in PAGES if p.name == page]
+    (file,) = [p for p in (*PAGES, *NOTEBOOKS) if p.name == page]
     rows = file.read_text().split(f"\n| {head} |")[1].split("\n\n")[0].splitlines()[2:]
     return [[text.strip() for text in row.strip("|").split("|")] for row in rows]
 

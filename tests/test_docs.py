@@ -1,6 +1,7 @@
 """What README and pages show works; YAML entries are run in test_plugin."""
 
 import importlib
+import json
 import re
 import subprocess
 from dataclasses import fields
@@ -24,6 +25,7 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.core.statistics import UNMASKED, AnswerStatistics
 from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.loading import load_named
+from lm_polygraph_asmi.inputs import parse_request, parse_row
 from lm_polygraph_asmi.results import names
 from tests import pages
 from tests.composing import composed
@@ -93,6 +95,48 @@ def test_python_runs(page, place, tmp_path, monkeypatch):
         example.evaluate()
 
 
+CALLED = {"function": {"name": "find", "arguments": '{"thing": "mill"}'}}
+TALK = [
+    {"role": "user", "content": "What colour is the mill?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+    {"role": "tool", "content": "The mill is red."},
+]
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
+CALLS = {
+    "red": ({"messages": TALK, "tools": TOOLS, "temperature": 0}, "Red.", "stop"),
+    "cut": ({"messages": TALK[:1], "tools": None}, "The mill is", "length"),
+    "call": ({"messages": TALK[:1], "tools": TOOLS}, None, "tool_calls"),
+}
+
+
+def test_the_converter_of_a_server_s_log(tmp_path, monkeypatch):
+    """Ten lines, whose rows are taken as they stand; cut answers and calls of tools are left."""
+    (block,) = blocks("python", DOCS / "tutorials/server-log.md")
+    assert len(block.parsed.splitlines()) <= 10
+    folder = tmp_path / "docs/tutorials"
+    folder.mkdir(parents=True)
+    for log in ("server-log", "server-log-later"):
+        with (folder / f"{log}.jsonl").open("w") as file:
+            for name, (request, text, reason) in CALLS.items():
+                choice = {"message": {"role": "assistant", "content": text}}
+                response = {"id": name, "choices": [choice | {"finish_reason": reason}]}
+                file.write(json.dumps({"request": request, "response": response}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    exec(block.parsed, {})
+    for out in ("rows", "new"):
+        (row,) = map(json.loads, Path(f"{out}.jsonl").read_text().splitlines())
+        assert row == {"id": "red", "messages": TALK, "tools": TOOLS, "answer": "Red."}
+        request = parse_request(**parse_row(row))
+        assert (request.answer, request.template) == ("Red.", {"tools": TOOLS})
+
+
+def test_the_log_to_try_has_the_answers_that_its_page_names():
+    for log, size, others in (("server-log", 60, 2), ("server-log-later", 20, 0)):
+        lines = (DOCS / f"tutorials/{log}.jsonl").read_text().splitlines()
+        reasons = [json.loads(line)["response"]["choices"][0]["finish_reason"] for line in lines]
+        assert (reasons.count("stop"), len(reasons)) == (size, size + others)
+
+
 def typed(code: str, folder) -> list[list[str]]:
     """Commands as bash makes them of a block, loops, variables and functions resolved."""
     activate = folder / ".venv/bin/activate"
@@ -150,7 +194,8 @@ def check(call: list[str]) -> None:
             command, words = command.get_command(None, words[0]), words[1:]
         given = check_click(command, words)
         if rest[0] == "doctor":
-            check_eval(["--config-name", given["config_name"], *given["overrides"]])
+            where = ["--config-dir", given["config_dir"]] if given["config_dir"] else []
+            check_eval([*where, "--config-name", given["config_name"], *given["overrides"]])
     elif program == "bash":
         assert (REPOSITORY / rest[0]).is_file()
     elif program == "pip":

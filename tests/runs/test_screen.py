@@ -98,8 +98,9 @@ def test_a_run_is_one_bar_in_a_terminal(run):
         while read := os.read(terminal, 2**16):
             shown += read
     os.waitpid(child, 0)
-    for text in ("0 of 12 rows", "masked heads", "3 of 12 rows; 0:", "12 of 12 rows in 0:"):
-        assert text in shown.decode()
+    # The terminal is drawn ten times a second: which rows are seen depends on the machine.
+    for text in (r"[1-9] of 12 rows; 0:", "masked heads", "12 of 12 rows in 0:"):
+        assert re.search(text, shown.decode())
     assert shown.count(b"\n") <= 12
 
 

@@ -36,7 +36,7 @@ def scorer(model, chat):
         ({"aggregation": "median"}, "aggregation must be one of 'mean', 'sum', 'max'"),
         ({"stop": ["\n", 2]}, "stop must be a string such as"),
         ({"stop": [""]}, "stop must not contain an empty string"),
-        ({"stop": "\udc00."}, r"stop must be text, got '\\udc00' at character 1"),
+        ({"stop": "\udc00."}, r"stop: .* got '\\udc00' at character 1"),
         ({"seed": "a"}, "seed must be a whole number, got 'a'"),
         ({"mask_rate": "0.1"}, r"mask_rate \(p\) must be a number, got '0\.1'"),
         ({"scope": "prompt"}, "scope must be one of"),

@@ -64,9 +64,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}},
     },
     "DbrxForCausalLM": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8}},
+    "DoryForCausalLM": {"n_input_layers": 1, "n_output_layers": 1},
     "FalconH1ForCausalLM": {"mamba_d_ssm": 64},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
     "Gemma4UnifiedAssistantForCausalLM": {"text_config": {"num_kv_shared_layers": 0}},
+    "Inkling2LoopForCausalLM": {
+        "n_layers_per_attn_res_block": 1, "loop_layer_index_start": 1, "loop_layer_index_end": 3,
+    },
     "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "Mamba2ForCausalLM": {"num_heads": 8},
     "Qwen4ExpForCausalLM": {

@@ -13,6 +13,7 @@ import click
 
 from lm_polygraph_asmi import __version__
 from lm_polygraph_asmi.commands.calibrate import calibrate
+from lm_polygraph_asmi.commands.check import check
 from lm_polygraph_asmi.commands.configs import configs
 from lm_polygraph_asmi.commands.decide import decide
 from lm_polygraph_asmi.commands.doctor import doctor
@@ -67,6 +68,7 @@ def heads() -> None:
 
 for command in (
     calibrate,
+    check,
     configs,
     decide,
     doctor,

@@ -20,7 +20,7 @@ LAYERS, HEADS, WIDTH, VOCABULARY = 4, 4, 32, 61
 SIZES: dict[str, Any] = {
     name: size
     for size, names in (
-        (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
+        (VOCABULARY, "vocab_size vocab_size_per_layer_input unpadded_vocab_size"),
         (WIDTH, """hidden_size n_embd d_model embedding_size word_embed_proj_dim
             input_embedding_size output_embedding_size emb_dim attention_hidden_size lru_width"""),
         (LAYERS, """num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers

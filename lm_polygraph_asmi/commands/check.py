@@ -1,6 +1,7 @@
 """`polygraph_asmi check`: compare a model's masked passes with full passes."""
 
 import csv
+import sys
 from typing import Any
 
 import click
@@ -50,16 +51,16 @@ def check(model: str, **options: Any) -> None:
         table.add_row(attention, "", "", why, "")
     Console().print(table, highlight=False)
     used = [" or ".join(dict.fromkeys(e.passes for e in found if e.scope == s)) for s in SCOPES]
-    kind, wrong = scorer.model, not all(each.right for each in found)
+    loaded, wrong = scorer.model, not all(each.right for each in found)
     releases = (f"{name} {release}" for name, release in packages().items())
     note = [
-        f"{kind.dtype} on {kind.device.type}".removeprefix("torch."),
+        f"{loaded.dtype} on {loaded.device.type}".removeprefix("torch."),
         ", ".join(dict.fromkeys(each.attention for each in found)),
         f"layers {', '.join(dict.fromkeys(str(each.layer) for each in found))}",
         "WRONG: " * wrong + f"differs by {max(each.difference for each in found):.1e}",
         *releases,
     ]
     click.echo("The line for a report:")
-    row = [type(kind).__name__, structure or "by name", *used, "; ".join(note)]
-    csv.writer(click.get_text_stream("stdout"), lineterminator="\n").writerow(row)
-    raise SystemExit(wrong)
+    row = [type(loaded).__name__, structure or "by name", *used, "; ".join(note)]
+    csv.writer(sys.stdout, lineterminator="\n").writerow(row)
+    raise SystemExit(int(wrong))

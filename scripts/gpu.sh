@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# For a machine with a GPU: runs the numerical tests on it, times the masked passes at two models' shapes, runs twenty
-# rows of asmi_coqa (this needs a model hub), and writes gpu.md, made to be sent.
+# For a machine with a GPU: times masked passes and samples, runs asmi_squad with stand-ins, the demo, a model of yours
+# and the numerical tests, and writes gpu.md, made to be sent. The plan and its goals: scripts/gpu.py.
 #   scripts/gpu.sh                another file: --out FILE
 #   scripts/gpu.sh --rehearse     the same on a processor, with tiny shapes and random stand-ins
+#   scripts/gpu.sh --part model --folder FOLDER --squad FILE
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh dev
+python -c 'import lazy_loader' 2>/dev/null || python -m pip install --quiet lazy-loader # of commit 4779b0d
 python scripts/gpu.py "$@"

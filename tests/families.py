@@ -12,7 +12,7 @@ package, so that what it finds cannot agree with itself.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
@@ -26,16 +26,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.maths import sample_head_masks
 from lm_polygraph_asmi.core.model import (
-    keeps_cache,
     masked_model,
     plain_model,
-    readout,
-    run_subnetworks,
     subnetworks,
 )
-from lm_polygraph_asmi.core.model.devices import execution_device
-from lm_polygraph_asmi.core.model.memory import distributions_at_once, in_chunks
-from lm_polygraph_asmi.core.model.passes import run_unmasked
+from lm_polygraph_asmi.core.model.comparison import masked_log_probs
 from lm_polygraph_asmi.core.model.structure import remember_structure, structure_of
 from tests import brute_force
 
@@ -44,7 +39,7 @@ LAYERS, HEADS, WIDTH, VOCABULARY = 4, 4, 32, 61
 OF_NAMES: dict[str, Any] = {
     name: size
     for size, names in (
-        (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
+        (VOCABULARY, "vocab_size vocab_size_per_layer_input unpadded_vocab_size"),
         (WIDTH, """hidden_size n_embd d_model embedding_size word_embed_proj_dim
             input_embedding_size output_embedding_size emb_dim attention_hidden_size lru_width"""),
         (LAYERS, """num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers
@@ -90,6 +85,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}},
     },
     "DbrxForCausalLM": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8}},
+    "DoryForCausalLM": {"n_input_layers": 1, "n_output_layers": 1},
     "FalconH1ForCausalLM": {"mamba_d_ssm": 64},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 2},
     "Gemma4ForCausalLM": {"num_kv_shared_layers": 2},
@@ -102,6 +98,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "kv_source_layers": [0, 1, 0, 1], "indexer_types": SHARED_CHOICE,
         "no_rope_layers": [1, 0, 1, 0],
     }},
+    "Inkling2LoopForCausalLM": {
+        "n_layers_per_attn_res_block": 1, "loop_layer_index_start": 1, "loop_layer_index_end": 3,
+    },
     "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "Mamba2ForCausalLM": {"num_heads": 8},
     "Qwen4ExpForCausalLM": {
@@ -412,15 +411,8 @@ def subnetwork_log_probs(
     scope="all", memory_budget=None, **session,
 ):  # fmt: skip
     """Row t of (S, T, V) predicts input_ids[prompt_length + t]."""
-    decoder = plain_model(model)
-    with masked_model(decoder, **session) as f:
-        keep = keeps_cache(f, [layer], scope)
-        unmasked = run_unmasked(f, input_ids, prompt_length, [layer], scope, keep)
-        subnetworks = run_subnetworks(f, unmasked, layer, masks, memory_budget)
-        hidden, device = subnetworks.hidden, execution_device(f.lm_head)
-        chunk = distributions_at_once(decoder, device, memory_budget) // hidden.shape[1]
-        log_probs = torch.cat(in_chunks(partial(readout, f), hidden, chunk))
-    return log_probs[subnetworks.index.to(log_probs.device)]
+    with masked_model(plain_model(model), **session) as f:
+        return masked_log_probs(f, input_ids, prompt_length, layer, masks, scope, memory_budget)
 
 
 def of_model(function, model, *arguments, **session):

@@ -13,6 +13,7 @@ import click
 
 from lm_polygraph_asmi import __version__
 from lm_polygraph_asmi.commands.calibrate import calibrate
+from lm_polygraph_asmi.commands.check import check
 from lm_polygraph_asmi.commands.configs import configs
 from lm_polygraph_asmi.commands.decide import decide
 from lm_polygraph_asmi.commands.doctor import doctor
@@ -69,7 +70,7 @@ gate = click.Command(
     cls=Main,
     context_settings={"help_option_names": ["-h", "--help"]},
     commands=[
-        calibrate, configs, decide, doctor, fetch, gate, heads, merge, monitor, plan, report,
+        calibrate, check, configs, decide, doctor, fetch, gate, heads, merge, monitor, plan, report,
         results, score,
     ],
 )  # fmt: skip

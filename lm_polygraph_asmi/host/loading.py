@@ -1,6 +1,7 @@
 """Loads a model and its tokenizer from a folder, the cache or a hub."""
 
 import io
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -21,11 +22,14 @@ from transformers import (
 )
 from transformers.utils import is_peft_available, logging
 
+from lm_polygraph_asmi.core.model.devices import lowest_precision
 from lm_polygraph_asmi.host.hub import ADAPTER, Repository
 from lm_polygraph_asmi.host.smollm2 import log, smollm2_source
 
 SMOLLM2 = "smollm2"
 """Name of the demo's model."""
+TOO_LOW = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
+"""Values of ONEDNN_MAX_CPU_ISA below the instructions for bfloat16."""
 
 
 def load_model(
@@ -39,7 +43,8 @@ def load_model(
     """A causal language model from a folder or hub ID, in evaluation mode; OSError without it.
 
     Args:
-        dtype: "auto", or the name of a torch dtype.
+        dtype: the name of a torch dtype; or "auto", that of the files, but float32 in place of
+            bfloat16 on a processor without instructions for it.
         attn_implementation: eager by default, because LM-Polygraph's RAUQ reads attention maps.
             ASMI's passes follow the option `attention` of its calculator. None: transformers'
             choice.
@@ -83,7 +88,37 @@ def load_model(
         ) from error
     if kwargs.get("gguf_file") and all(w.is_floating_point() for w in model.parameters()):
         _unquantized(model)
+    if dtype == "auto" and _slow_in_bfloat16(model):
+        log.warning(
+            "%s is loaded in float32: this processor has no instructions for bfloat16, the type of "
+            "its files, and would take several times as long. dtype=bfloat16 keeps it",
+            model_path,
+        )
+        del model  # or both would be in memory
+        return load_model(
+            model_path, "float32", device_map, attn_implementation, trust_remote_code, **kwargs
+        )
     return model.eval()
+
+
+def _slow_in_bfloat16(model: PreTrainedModel) -> bool:
+    """Whether a model runs in bfloat16 on a processor that has no instructions for it."""
+    on_processor = {weights.device.type for weights in model.parameters()} == {"cpu"}
+    plain = getattr(model, "hf_quantizer", None) is None
+    bfloat16 = lowest_precision(model) == torch.bfloat16
+    return on_processor and plain and bfloat16 and not has_bfloat16()
+
+
+def has_bfloat16() -> bool:
+    """Whether this processor has instructions for products of bfloat16 matrices (AVX512_BF16, AMX),
+    and no variable of the environment forbids oneDNN to use them.
+
+    ATEN_CPU_CAPABILITY caps other operators only, which hardly matter.
+    """
+    caps = (os.environ.get(f"{name}_MAX_CPU_ISA") for name in ("ONEDNN", "DNNL"))
+    if next(filter(None, caps), "").upper() in TOO_LOW:
+        return False
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _unquantized(model: PreTrainedModel) -> None:

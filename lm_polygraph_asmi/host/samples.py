@@ -39,8 +39,8 @@ class Row(NamedTuple):
     number: int  # of the row in it
     sequence: Int[Tensor, " N"]  # ids of prompt and sample, off the device
     length: int  # tokens of the sample, with the one that ends it
-    # States of the prompt's tokens but the last, (1, P - 1, D) each; None: in `out`, or not kept.
-    prompt_states: tuple[Tensor, ...] | None
+    # States of the prompt's tokens but the last, (1, P - 1, D); None: in `out`, or not kept.
+    prompt_states: Tensor | None
 
 
 def seeds_of(prompt: Sequence[int], seed: int, count: int) -> list[int]:
@@ -54,7 +54,7 @@ def draw(
     prompt: Int[Tensor, "1 P"],
     seeds: list[int],
     read: Callable[[Row], Result],
-    states: bool = False,
+    states_at: int | None = None,
 ) -> list[Result]:
     """A sample of the prompt for each seed, which depends on no other sample.
 
@@ -65,10 +65,10 @@ def draw(
         generate: transformers' `generate` of the model, with the settings of sampling.
         model: the transformers model.
         read: what is kept of each sample.
-        states: whether `read` needs the prompt's hidden states.
+        states_at: which of the prompt's hidden states `read` needs, by number; None: none.
     """
     tested = (row_of(model) or {}).get("heads") == "by name"
-    cache, before = _run_prompt(model, prompt, states) if tested else (None, None)
+    cache, before = _run_prompt(model, prompt, states_at) if tested else (None, None)
 
     def draw_some(some: list[int]) -> list[Result]:
         rows = prompt.expand(len(some), -1)
@@ -89,10 +89,10 @@ def draw(
 
 
 def _run_prompt(
-    model: PreTrainedModel, prompt: Int[Tensor, "1 P"], states: bool
-) -> tuple[DynamicCache | None, tuple[Tensor, ...] | None]:
-    """Keys and values of all tokens but the last, which generation runs; with `states`, also their
-    hidden states.
+    model: PreTrainedModel, prompt: Int[Tensor, "1 P"], states_at: int | None
+) -> tuple[DynamicCache | None, Tensor | None]:
+    """Keys and values of all tokens but the last, which generation runs; and the hidden states of
+    one number, if it is given. Older releases of transformers keep the others during the pass.
 
     None if the model keeps anything else: then each generation runs the prompt.
     """
@@ -100,12 +100,13 @@ def _run_prompt(
     plain = all(type(layer) in _KEYS_AND_VALUES for layer in cache.layers)
     if not plain or prompt.shape[1] == 1:
         return None, None
-    given = {"logits_to_keep": 1, "output_hidden_states": states}
+    kept = [] if states_at is None else [states_at]
+    given = {"logits_to_keep": 1, "output_hidden_states": kept or False}
     with torch.no_grad():
         out = model(prompt[:, :-1], **with_cache(model, cache), **given)
     if cache.get_seq_length() == 0:  # the model knows no cache
         return None, None
-    return cache, out.hidden_states
+    return cache, None if states_at is None else out.hidden_states[states_at]
 
 
 class DrawnAtOnce:
@@ -127,7 +128,7 @@ class DrawnAtOnce:
     def generate(self, input_ids: Int[Tensor, "1 P"], **arguments: Any) -> SimpleNamespace:
         if self._drawn is None:
             generate = partial(self._model.generate, **arguments)
-            drawn = draw(generate, self._inner, input_ids, self._seeds, self._cut, True)
+            drawn = draw(generate, self._inner, input_ids, self._seeds, self._cut, self._middle)
             self._drawn = iter(drawn)
         return next(self._drawn)
 
@@ -136,7 +137,7 @@ class DrawnAtOnce:
         out, own, middle = row.out, slice(row.number, row.number + 1), self._middle
         steps = [step[middle][own].cpu() for step in out.hidden_states[: row.length]]
         if row.prompt_states is not None:
-            steps[0] = torch.cat([row.prompt_states[middle].cpu(), steps[0]], dim=1)
+            steps[0] = torch.cat([row.prompt_states.cpu(), steps[0]], dim=1)
         return SimpleNamespace(
             sequences=row.sequence[None],
             scores=[step[own].cpu() for step in out.scores[: row.length]],

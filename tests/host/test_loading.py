@@ -1,6 +1,10 @@
 """Models that are loaded by name, and what is said of files that do not fit."""
 
+import os
+import subprocess
+import sys
 import warnings
+from copy import deepcopy
 from logging import lastResort
 
 import pytest
@@ -42,6 +46,48 @@ def test_load_script_leaves_remote_code_off_and_sets_attention(folder):
     assert script.load_tokenizer(str(folder)).padding_side == "left"
     sources = [p.read_text() for p in configs_path().rglob("*.yaml")]
     assert not any("trust_remote_code: true" in source for source in sources)
+
+
+@pytest.mark.parametrize(
+    ("has", "caps", "expected"),
+    [
+        ("", {}, False), ("BF16", {}, True), ("AMX", {}, True),
+        ("AMX", {"DNNL": "avx512_core"}, False), ("AMX", {"ONEDNN": "DEFAULT"}, True),
+        ("AMX", {"ONEDNN": "AVX512_CORE_BF16", "DNNL": "AVX2"}, True),
+    ],
+)  # fmt: skip
+def test_processors_with_instructions_for_bfloat16(monkeypatch, has, caps, expected):
+    for name in ("ONEDNN", "DNNL"):
+        monkeypatch.setenv(f"{name}_MAX_CPU_ISA", caps.get(name, ""))
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has == "BF16")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has == "AMX")
+    assert loading.has_bfloat16() == expected
+
+
+LOAD = """
+import sys, torch
+from lm_polygraph_asmi.host.loading import load_named
+torch.cpu._is_amx_tile_supported = lambda: True
+print(*[load_named(sys.argv[1], dtype=dtype)[0].dtype for dtype in ("auto", "bfloat16")])
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "chosen"), [("ONEDNN_MAX_CPU_ISA", "float32"), ("ATEN_CPU_CAPABILITY", "bfloat16")]
+)
+def test_bfloat16_of_files_under_a_cap(tmp_path, variable, chosen):
+    """In a process of its own, since libraries read the environment once; asked for, it stays."""
+    model = tiny_lm.whitebox()
+    deepcopy(model.model).to(torch.bfloat16).save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    environment = {n: v for n, v in os.environ.items() if not n.endswith(("_ISA", "_CAPABILITY"))}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path)], env=environment | {variable: "avx2"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [f"torch.{chosen}", "torch.bfloat16"]
+    said = [line for line in done.stderr.splitlines() if "is loaded in float32" in line]
+    assert len(said) == (chosen == "float32")
 
 
 @pytest.mark.parametrize(

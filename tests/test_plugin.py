@@ -243,7 +243,7 @@ def test_asmi_is_not_added_twice(users_config, name, own, said):
 
 FEW = ["+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2", "asmi.num_samples=3"]
 ADDED = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
-SEM = ["Sem-ASMI (60%, K=64)", "Sem-ASMI (90%, K=64)"]
+SEM = [f"Sem-ASMI ({depth}%, K=64, scope=response)" for depth in (60, 90)]
 SHORT = ["hydra.run.dir=workdir/run", "max_new_tokens=4"]
 
 

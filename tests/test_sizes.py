@@ -14,14 +14,14 @@ from tests.test_imports import parsed
 
 PACKAGE = Path(lm_polygraph_asmi.__file__).parent
 ROOT = PACKAGE.parent
-LINES, PARAMETERS = 60, 8
+LINES, PARAMETERS = 60, 7
 """Most lines of a function besides its docstring, and most parameters."""
 CEILINGS = {
-    "lm_polygraph_asmi": 10_825,
-    "lm_polygraph_asmi/scoring": 1141,
-    "lm_polygraph_asmi/decisions": 921,
-    "tests": 12_691,
-    "scripts": 1095,
+    "lm_polygraph_asmi": 10_997,
+    "lm_polygraph_asmi/scoring": 1113,
+    "lm_polygraph_asmi/decisions": 923,
+    "tests": 11_857,
+    "scripts": 1225,
 }
 """Folder -> most statements of its modules."""
 WORDS = {"README.md": 800, "docs": 18_000}

@@ -3,7 +3,6 @@
 Imports only click at the top, as the files of `lm_polygraph_asmi.commands` do.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +42,6 @@ from lm_polygraph_asmi.validation import check_writable
 )
 def probe(run: str, model: str, out: str | None, **settings: Any) -> None:
     """Ablate the critical heads of RUN, a run of the config asmi_heads, and record predictions."""
-    from rich.console import Console
-    from rich.progress import track
-
     from lm_polygraph_asmi.heads.probe_file import probe_path, write_probe
     from lm_polygraph_asmi.results.runs import manager_files
 
@@ -55,8 +51,7 @@ def probe(run: str, model: str, out: str | None, **settings: Any) -> None:
         check_writable(path)
         from lm_polygraph_asmi.heads.probe import probe_run
 
-        shown = partial(track, description="Probing", console=Console(stderr=True))
-        content = probe_run(run, model, progress=shown, **settings)
+        content = probe_run(run, model, **settings)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     write_probe({"run": str(manager), "model": model, **content}, path)

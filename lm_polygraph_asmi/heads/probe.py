@@ -5,7 +5,7 @@ token with and without the ablation. Tokens of high MI_t flip under random masks
 random heads are ablated as a control.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Int
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -117,7 +119,6 @@ def probe_tokens(
     count: int = COUNT,
     draws: int = DRAWS,
     seed: int = 0,
-    progress: Callable[[list[Any]], Iterable[Any]] = iter,
 ) -> dict[str, Any]:
     """Content of a probe's file (`heads.probe_file`). ValueError if it is not the run's model.
 
@@ -128,7 +129,6 @@ def probe_tokens(
         tokens: from `tokens_of`.
         count: tokens of high MI_t, and of low MI_t.
         draws, seed: draws of random heads for each token, and their seed.
-        progress: gets the list of answers and yields them.
     """
     numbers = [k for k in NUMBERS if k <= used["num_heads"]]
     groups = dict(zip(("high", "low"), extremes(tokens["mi"], count), strict=True))
@@ -136,7 +136,9 @@ def probe_tokens(
     if chosen.empty:
         raise ValueError("the run has no two tokens with different MI_t")
     ids, own = [], []
-    for row, few in progress(list(chosen.groupby("row"))):
+    shown = Console(stderr=True)
+    by_row = list(chosen.groupby("row"))
+    for row, few in track(by_row, "Probing", console=shown, disable=not shown.is_terminal):
         answer, positions = answers[row], few["position"].tolist()
         masks = [
             token_masks(
@@ -225,7 +227,7 @@ def probe_run(
         run: run folder or manager file, of the config asmi_heads.
         model, gguf_file, dtype, device_map: as for `host.loading.load_named`.
         depth: relative depth of the masked layer.
-        **settings: `count`, `draws`, `seed` and `progress`.
+        **settings: `count`, `draws` and `seed`.
     """
     finished = load_run(run)
     saved = finished.at(depth, "masks", "kl")

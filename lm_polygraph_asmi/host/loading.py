@@ -2,6 +2,7 @@
 
 import io
 import os
+import platform
 import re
 import warnings
 from collections.abc import Iterator
@@ -113,8 +114,11 @@ def has_bfloat16() -> bool:
     """Whether this processor has instructions for products of bfloat16 matrices (AVX512_BF16, AMX),
     and no variable of the environment forbids oneDNN to use them.
 
-    ATEN_CPU_CAPABILITY caps other operators only, which hardly matter.
+    ATEN_CPU_CAPABILITY caps other operators only, which hardly matter. True for processors other
+    than x86, of which nothing was measured.
     """
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
     caps = (os.environ.get(f"{name}_MAX_CPU_ISA") for name in ("ONEDNN", "DNNL"))
     if next(filter(None, caps), "").upper() in TOO_LOW:
         return False

@@ -46,7 +46,7 @@ class Compared(NamedTuple):
 
 def masked_log_probs(
     f: MaskedModel,
-    input_ids: Int[Tensor, " tokens"],
+    input_ids: Tensor,  # (tokens,), which `run_unmasked` checks
     prompt_length: int,
     layer: int,
     masks: Shaped[Tensor, "S H"],

@@ -48,7 +48,8 @@ def screen(script: dict[str, Any]) -> Iterator[None]:
     """
     terminal, shown = (sys.stdout, sys.stderr), Screen()
     with ExitStack() as undo:
-        undo.enter_context(shown.progress)  # in a terminal, what is printed appears above the bar
+        if not shown.in_file:  # what is printed in a terminal appears above the bar
+            undo.enter_context(shown.progress)
         # Every bar of tqdm that a library makes is drawn there, beside the phase.
         made = tqdm.__init__
         on_screen = lambda bar, *args, **how: made(bar, *args, **how | {"file": shown})  # noqa: E731

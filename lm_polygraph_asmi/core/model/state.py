@@ -185,7 +185,8 @@ def _look(model: nn.Module, record: Record) -> Seen:
             if hooks:  # transformers leaves some at a first pass, which record
                 values += [number for number, hook in hooks.items() if not _of_library(hook)]
         for name in ("forward", "_old_forward"):
-            if name in own:
+            # Older transformers record by other methods for a pass, and put the class's back.
+            if name in own and getattr(own[name], "__func__", None) is not type(module).forward:
                 objects.append(own[name])
         if hasattr(type(module), "_disable_adapters"):  # a PEFT layer: its active adapters
             values += [module._disable_adapters, str(module._active_adapter)]

@@ -102,27 +102,36 @@ TALK = [
     {"role": "tool", "content": "The mill is red."},
 ]
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
-CALLS = {
-    "red": ({"messages": TALK, "tools": TOOLS, "temperature": 0}, "Red.", "stop"),
-    "cut": ({"messages": TALK[:1], "tools": None}, "The mill is", "length"),
-    "call": ({"messages": TALK[:1], "tools": TOOLS}, None, "tool_calls"),
-}
+CALLS = (  # a request, and the choices of its response; None: an error
+    (
+        {"messages": TALK, "tools": TOOLS, "temperature": 0},
+        [{"message": {"content": "Red."}, "finish_reason": "stop"}],
+    ),
+    ({"tools": None}, [{"message": {"content": "The mill is"}, "finish_reason": "length"}]),
+    ({"tools": TOOLS}, [{"message": {"content": None}, "finish_reason": "tool_calls"}]),
+    ({}, [{"message": {"content": None, "refusal": "No."}, "finish_reason": "stop"}]),
+    ({"stream": True}, [{"delta": {"content": "Red."}, "finish_reason": "stop"}]),
+    ({}, None),
+)
 
 
-def test_the_converter_of_a_server_s_log(tmp_path, monkeypatch):
-    """Ten lines, whose rows are taken as they stand; cut answers and calls of tools are left."""
+def test_the_converter_of_a_server_s_log(tmp_path, monkeypatch, capsys):
+    """Few lines, whose rows are taken as they stand; what is no whole answer is left and named."""
     (block,) = blocks("python", DOCS / "tutorials/server-log.md")
-    assert len(block.parsed.splitlines()) <= 10
+    assert len(block.parsed.splitlines()) <= 13
     folder = tmp_path / "docs/tutorials"
     folder.mkdir(parents=True)
     for log in ("server-log", "server-log-later"):
         with (folder / f"{log}.jsonl").open("w") as file:
-            for name, (request, text, reason) in CALLS.items():
-                choice = {"message": {"role": "assistant", "content": text}}
-                response = {"id": name, "choices": [choice | {"finish_reason": reason}]}
-                file.write(json.dumps({"request": request, "response": response}) + "\n")
+            for request, choices in CALLS:
+                print(
+                    json.dumps({"request": request, "response": {"id": "red", "choices": choices}}),
+                    file=file,
+                )
     monkeypatch.chdir(tmp_path)
     exec(block.parsed, {})
+    told = [line.partition(" left out: ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert told[:5] == [f"server-log, line {number}" for number in range(2, 7)]
     for out in ("rows", "new"):
         (row,) = map(json.loads, Path(f"{out}.jsonl").read_text().splitlines())
         assert row == {"id": "red", "messages": TALK, "tools": TOOLS, "answer": "Red."}

@@ -58,7 +58,7 @@ def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # 
     monkeypatch.setattr(sys.modules["lm_polygraph_asmi.commands.score"], "MINUTE", 0)
     done = command(*arguments, "--sheet", sheet)
     assert (done.exit_code, calls) == (0, ["Who?", "When?"])
-    assert f"Sheet: {sheet}" in done.stdout
+    assert f"Sheet: {sheet}, rows: {len(contents(out))}\n" in done.stdout
     assert [row.content["key"] for row in read_table(sheet)] == list(map(key_of, contents(out)))
     assert "2 rows\n" in done.stderr
     assert "no row left to score" in command(*arguments).stdout

@@ -244,13 +244,14 @@ def test_asmi_is_not_added_twice(users_config, name, own, said):
 FEW = ["+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2", "asmi.num_samples=3"]
 ADDED = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
 SEM = [f"Sem-ASMI ({depth}%, K=64, scope=response)" for depth in (60, 90)]
+OF_PAGE = ["MaximumSequenceProbability", "Perplexity"]
 SHORT = ["hydra.run.dir=workdir/run", "max_new_tokens=4"]
 
 
 @pytest.mark.parametrize(
     ("config", "overrides", "names"),
     [
-        pytest.param(PLAIN, FEW, [GROUPED[0], *ADDED], id="+add"),
+        pytest.param(PLAIN, FEW, [*OF_PAGE, *ADDED], id="+add"),
         pytest.param(WHOLE, ["data.source=questions.csv"], [GROUPED[0], *SEM], id="page"),
     ],
 )
@@ -281,4 +282,4 @@ def test_a_users_own_config_in_a_run(elsewhere, tiny, users_config, config, over
 
 def test_a_plain_config_of_the_page_runs_without_asmi(elsewhere, tiny, users_config):
     polygraph_eval_here(*users_config(PLAIN), *SHORT, f"model.path={tiny}")
-    assert list(load_run(elsewhere / "workdir" / "run").scores) == GROUPED[:1]
+    assert list(load_run(elsewhere / "workdir" / "run").scores) == OF_PAGE

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, multinomial, norm
 
-from lm_polygraph_asmi.analysis import Clustered, clusters
+from lm_polygraph_asmi.analysis import Clustered, Labelled, clusters
 from lm_polygraph_asmi.runs.squad import Question, prompt_of
 from tests.analysis.simulation import ends, keys
 from tests.benchmarks import EXAMPLES, babi_prompt
@@ -96,3 +96,12 @@ def test_medians_of_resamples_are_numpys(n):
     counts[0] = 0
     expected = [np.median(np.repeat(values, row)) if row.any() else np.nan for row in counts]
     np.testing.assert_array_equal(clusters.Medians(values)(counts), expected)
+
+
+@pytest.mark.parametrize(
+    ("clusters", "errors", "few"),
+    [(49, 60, True), (50, 19, True), (50, 101, True), (50, 20, False), (50, 100, False)],
+)
+def test_samples_too_small_for_intervals(clusters, errors, few):
+    answers = Labelled(np.arange(120) < errors, np.arange(120) % clusters)
+    assert answers.too_few == few

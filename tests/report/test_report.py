@@ -1,9 +1,11 @@
 """What a report says of planted runs."""
 
+import sys
 from dataclasses import replace
 from html import unescape
 from itertools import product
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import joblib
 import numpy as np
@@ -100,6 +102,7 @@ def test_a_full_report_has_every_item_in_every_form(everything):
         told = (everything.out / "tables" / f"{name}.md").read_text()
         assert f"95 % interval, {number} resamples of clusters" in told
     assert "seeds: masks 1, samples 0" in page
+    assert "Too small for reliable intervals: All settings. With fewer than 50 clusters" in page
     assert files["png"] == files["svg"]
     assert len(files["png"]) == 17
     assert all(f'src="figures/{name}.png"' in page for name in files["png"])
@@ -294,6 +297,15 @@ def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path):
         (item,) = depths(groups)
         assert item.table["aggregate PRR"][3] == pytest.approx(prr)
         assert item.caption[-1].endswith("a larger run has the questions: tiny model, squad (few).")
+
+
+def test_a_mean_over_settings_has_the_clusters_of_the_smallest(tmp_path, monkeypatch):
+    """The widest interval."""
+    asked = Mock(wraps=analysis.clusters.percentile_interval)
+    monkeypatch.setattr(sys.modules[depths.__module__], "percentile_interval", asked)
+    few = save(tmp_path / "few", content(40, depths=(60, 80), shift=1.0), manifest(40, "other"))
+    depths(load_run_groups([few, save(tmp_path / "many", content(depths=(60, 80)))]))
+    assert {call.kwargs["clusters"] for call in asked.call_args_list} == {20}
 
 
 def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path):

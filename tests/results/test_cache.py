@@ -41,6 +41,15 @@ def test_what_was_put_is_found_by_another_process_start(tmp_path, monkeypatch):
     assert nowhere.get(KEY) is None
 
 
+def test_nothing_is_ever_thrown_away(tmp_path):
+    """Also of a folder whose limit is passed."""
+    with diskcache.Cache(str(tmp_path), size_limit=1000):
+        result_cache = ResultCache(tmp_path)
+    for number in range(20):
+        result_cache.put(KEY | {"number": number}, np.zeros(1000))
+    assert all(result_cache.get(KEY | {"number": number}) is not None for number in range(20))
+
+
 def another_number(entry: bytes) -> bytes:
     """Which can be read all the same."""
     return entry.replace(np.float64(0.1).tobytes(), np.float64(0.3).tobytes())

@@ -20,6 +20,7 @@ from lm_polygraph_asmi.report.items.signal import distinct
 from lm_polygraph_asmi.results import paper
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.runs.compose import compose_run
+from tests.report import runs as planted
 from tests.report.runs import content, exchanged, loaded, papers_manifest, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -147,6 +148,27 @@ def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
     (both,) = load_run_groups(runs)
     assert paper.paper_method(both, "Sem-ASMI", 0.6) == SEM
     assert {*table.loc[table["quantity"] == "residual AUROC", "but"]} == {"rows; settings of ASMI"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [
+        ({"gate_token": "last", "closing_token": False, "seeded_by": "prompt"}, True),
+        *(({name: 0.5}, False) for name in ("tau", "beta")),
+        *((changed, False) for changed in ({"top_k": 8}, {"aggregation": "sum"})),
+    ],
+    ids=str,
+)
+def test_what_the_paper_leaves_open_is_used_and_another_gate_is_not(tmp_path, settings, used):
+    saved = content(FEW)
+    (group,) = loaded(tmp_path / "other", exchanged(saved, **settings), papers_manifest(FEW))
+    found = paper.paper_method(group, "Adapt-ASMI", 0.6)
+    assert found == (next(name for name in group.methods if "Adapt" in name) if used else None)
+    both = exchanged(saved, **settings)  # of two, the default one is
+    for part in ("estimations", planted.METHODS):
+        both[part] |= saved[part]
+    (group,) = loaded(tmp_path / "both", both, papers_manifest(FEW))
+    assert paper.paper_method(group, "Adapt-ASMI", 0.6) == "Adapt-ASMI (60%, K=64)"
 
 
 @pytest.mark.parametrize(

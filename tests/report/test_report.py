@@ -453,6 +453,12 @@ def boxes(texts):
     return [text.get_window_extent() for text in texts if text.get_visible() and text.get_text()]
 
 
+def test_curves_end_where_few_answers_are_left(tmp_path):
+    (item,) = signal.payoff(loaded(tmp_path))
+    drawn = [np.isfinite(line.get_ydata()).sum() for line in item.draw().axes[0].lines]
+    assert drawn == [((1 - signal.ABSTAIN) * 30 >= 10).sum()] * len(drawn)
+
+
 def test_quadrants_have_their_own_rates_and_numbers():
     split = SimpleNamespace(error_rate=np.tri(2), count=np.arange(4).reshape(2, 2))
     (ax,) = figures.quadrants({"one": split}).axes

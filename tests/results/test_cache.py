@@ -124,6 +124,13 @@ def test_the_active_adapter_is_part_of_a_model():
     assert keys[0] == keys[2] != keys[1]
 
 
+def test_weights_whose_bits_cannot_be_read_are_named():
+    model = tiny_model("llama")
+    model.model.register_buffer("odd", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(TypeError, match=r"weights model\.odd .*asmi.result_cache"):
+        model_key(model)
+
+
 def test_a_hooked_model_has_no_key_and_offloaded_weights_count(caplog):
     own, other = tiny_model("llama"), tiny_model("llama")
     other.model.layers[1].mlp.up_proj.weight.data.mul_(1.5)

@@ -14,9 +14,9 @@ from lm_polygraph_asmi.analysis import normalised_prr
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem
-from lm_polygraph_asmi.report.items.benchmark import benchmark
+from lm_polygraph_asmi.report.items.benchmark import benchmark, datasets
 from lm_polygraph_asmi.report.items.paper import papers_numbers
-from lm_polygraph_asmi.report.items.signal import distinct
+from lm_polygraph_asmi.report.items.signal import confident_fragile, distinct, payoff
 from lm_polygraph_asmi.results import paper
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.runs.compose import compose_run
@@ -82,6 +82,20 @@ def test_the_papers_numbers_are_as_they_were_read():
     assert len(published.drop_duplicates(keys)) == len(published) == 767
     read = "\n".join(map(",".join, published.loc[:, "label":"unit"].to_numpy()))
     assert hashlib.sha256(read.encode()).hexdigest()[:16] == "dd91d5764d646245"
+
+
+def test_values_are_those_of_the_statistics(babi):
+    """In the paper's units; those of a report of several runs: tests/report/test_report.py."""
+    here = beside([babi], datasets, confident_fragile, payoff).set_index("quantity")["here"]
+    lengths = np.array([len(answer) for answer in babi.saved("greedy_tokens")])
+    confident, fragile = babi.msp <= np.median(babi.msp), babi.u_sem > np.median(babi.u_sem)
+    for quantity, value in (
+        ("median tokens of the answer", np.median(lengths)),
+        ("mean quality", babi.quality.mean()),
+        ("confident error", babi.wrong[confident].mean()),
+        ("error rate, confident and fragile", 100 * babi.wrong[confident & fragile].mean()),
+    ):
+        assert getattr(here[quantity], "value", here[quantity]) == pytest.approx(value), quantity
 
 
 def changed(group: RunGroup, path: str, value: object) -> RunGroup:

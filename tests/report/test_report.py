@@ -453,6 +453,13 @@ def boxes(texts):
     return [text.get_window_extent() for text in texts if text.get_visible() and text.get_text()]
 
 
+def test_intervals_that_exclude_chance_are_filled():
+    rows = {"a": Interval(0.52, 0.45, 0.58), "b": Interval(0.6, 0.55, 0.7)}
+    (ax,) = figures.forest({"one": rows}, "AUROC", chance=0.5).axes
+    points = [line for line in ax.lines if line.get_marker() == "o"]
+    assert [line.get_markerfacecolor() for line in points] == [figures.BLUE, "white"]
+
+
 def test_curves_end_where_few_answers_are_left(tmp_path):
     (item,) = signal.payoff(loaded(tmp_path))
     drawn = [np.isfinite(line.get_ydata()).sum() for line in item.draw().axes[0].lines]

@@ -114,6 +114,16 @@ def test_every_config_composes_and_names_what_exists(name):
         assert str(config.hydra.sweep.subdir).endswith(str(number))
 
 
+@pytest.mark.parametrize("name", shipped("model"))
+def test_every_model(name):
+    anywhere = ["model.path=anywhere"] * (name in ("asmi_local", "asmi_smollm2"))
+    model = composed("asmi_coqa", f"model={name}", *anywhere).model
+    own = {} if anywhere else {"dtype": "bfloat16", "device_map": "auto", "revision": "main"}
+    own["attn_implementation"] = "eager"  # RAUQ
+    assert model.load_model_args.items() >= own.items()
+    assert anywhere or model.load_tokenizer_args.revision == "main"
+
+
 def test_the_paper_benchmark_has_all_methods():
     names = names_of(composed("asmi_squad"))
     swept = names_of(composed("asmi_depth_sweep"))
@@ -246,7 +256,8 @@ def test_baselines_alone_run_on_a_model_without_heads(stand_ins, tmp_path):
     overrides = tiny_run(tmp_path / "mamba", stand_ins, source, tmp_path)
     overrides += ["estimators=asmi_side_models", "data.sample=2"]
     polygraph_eval_here("--config-name", "asmi_squad", *overrides)
-    assert load_run(tmp_path / "run").scores.shape == (2, 5)
+    scores = load_run(tmp_path / "run").scores.to_numpy()
+    assert np.isfinite(scores).sum(0).tolist() == [2] * 5
 
 
 @pytest.mark.slow
@@ -283,6 +294,8 @@ def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, stand_i
         assert len(own["masks"]) == 60
         np.testing.assert_allclose(np.mean(own["kl"], axis=0), own["mi"], rtol=1e-4, atol=1e-9)
         assert np.isfinite(head_criticality(own["kl"], own["masks"])).all()
+    paper = composed("asmi_heads", "asmi.answers=somewhere")
+    assert (paper.data.first, paper.asmi.num_masks, paper.asmi.mask_rate) == (500, 300, None)
     out = tmp_path / "probe.json"
     words = (tmp_path / "run", "--model", tiny, "--tokens", 2, "--draws", 3, "--out", out)
     found = CliRunner().invoke(main, ["heads", "probe", *map(str, words)])

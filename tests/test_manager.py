@@ -193,10 +193,11 @@ def test_settings_that_the_helper_cannot_give_all_estimators():
         available_stat_calculators([AdaptASMI(num_samples=5), AdaptASMI(depth=0.9)])
     with pytest.raises(ValueError, match="attention and memory budget"):
         available_stat_calculators([SemASMI(attention="eager"), SemASMI(depth=0.9)])
-    found = available_stat_calculators([AdaptASMI()], attention="eager")
-    asked = {c.name: c.cfg.attention for c in found if "attention" in c.cfg}
     names = "MaskedHeadsCalculator", "ResponseDiversityCalculator"
-    assert asked == dict.fromkeys(names, "eager")
+    for own, option in (({"attention": "eager"}, {}), ({}, {"attention": "eager"})):
+        found = available_stat_calculators([AdaptASMI(**own)], **option)
+        asked = {c.name: c.cfg.attention for c in found if "attention" in c.cfg}
+        assert asked == dict.fromkeys(names, "eager")
     for estimator, wanted in ((RAUQ(), True), (ASMI(), False)):  # maps of attention
         found = available_stat_calculators([estimator])
         (greedy,) = [c.cfg for c in found if c.name == "GreedyProbsCalculator"]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, multinomial, norm
 
-from lm_polygraph_asmi.analysis import Clustered, clusters
+from lm_polygraph_asmi.analysis import Clustered, Labelled, clusters
 from lm_polygraph_asmi.runs.squad import Question, prompt_of
-from tests.analysis.simulation import ends
+from tests.analysis.simulation import ends, keys
 from tests.benchmarks import EXAMPLES, babi_prompt
 
 
@@ -19,6 +19,16 @@ def test_draws_are_those_with_replacement_of_whole_clusters():
     assert sum(observed) == 20_000
     expected = 20_000 * multinomial.pmf(outcomes, 3, [1 / 3] * 3)
     assert chisquare(observed, expected).pvalue > 0.01
+
+
+def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
+    rows = keys(5, 2)
+    whole = np.concatenate([*Clustered(rows, resamples=23, seed=3).draws()])
+    monkeypatch.setattr(clusters, "ROWS_AT_ONCE", 40)
+    clusters._drawn.cache_clear()
+    parts = [*Clustered(rows, resamples=23, seed=3).draws()]
+    assert len(parts) == 6
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
 def test_what_is_undefined_in_a_resample_is_left_out():
@@ -86,3 +96,12 @@ def test_medians_of_resamples_are_numpys(n):
     counts[0] = 0
     expected = [np.median(np.repeat(values, row)) if row.any() else np.nan for row in counts]
     np.testing.assert_array_equal(clusters.Medians(values)(counts), expected)
+
+
+@pytest.mark.parametrize(
+    ("clusters", "errors", "few"),
+    [(49, 60, True), (50, 19, True), (50, 101, True), (50, 20, False), (50, 100, False)],
+)
+def test_samples_too_small_for_intervals(clusters, errors, few):
+    answers = Labelled(np.arange(120) < errors, np.arange(120) % clusters)
+    assert answers.too_few == few

@@ -50,10 +50,11 @@ def test_halves_are_disjoint_in_clusters_and_even(halves_seen):
 
 
 def test_selection_against_a_loop(halves_seen):
-    """Close depths, so that choices vary; settings of other sizes."""
-    rng = np.random.default_rng(3)
+    """Close depths, so that choices vary; settings of other sizes, and one without errors."""
+    rng = np.random.default_rng(1)
     groups = [sweep(rng, [0.9, 1.0, 1.0], clusters) for clusters in (10, 13)]
-    found = depth_selection(groups)
+    silent = groups[1]._replace(answers=Labelled([0] * 39, groups[1].answers.clusters))
+    found = depth_selection([*groups, silent])
 
     def prr(rows):
         """(settings, depths), of some rows of each setting."""
@@ -62,8 +63,10 @@ def test_selection_against_a_loop(halves_seen):
             for g, r in zip(groups, rows, strict=True)
         ])  # fmt: skip
 
-    np.testing.assert_allclose(found.groups, whole := prr([slice(None)] * 2))
-    assert found.chosen == np.argmax(whole.mean(0))
+    np.testing.assert_allclose(found.groups[:2], whole := prr([slice(None)] * 2))
+    assert np.isnan(found.groups[2]).all()
+    np.testing.assert_allclose(found.aggregate, whole.mean(0))
+    assert found.chosen == np.argmax(whole.mean(0)) != np.argmax(whole[0])
     selected, regrets = [], []
     for split in range(depth.SPLITS):
         first, second = (

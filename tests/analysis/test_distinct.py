@@ -102,6 +102,15 @@ def test_entropies_that_differ_by_a_small_mi_are_both_fitted(seed, mean_mi):
     assert found == pytest.approx((ratio, chi2.sf(ratio, 1)), abs=1e-6)
 
 
+def test_answers_that_controls_separate_have_a_finite_fit():
+    wrong, noise = np.arange(60) > 40, np.random.default_rng(0).normal(size=60)
+    separating = np.arange(60.0)[:, None] ** [1, 2, 3]
+    assert likelihood_ratio(separating, noise, wrong) == pytest.approx((0, 1), abs=1e-4)
+    alone = -2 * Logit(wrong, add_constant(noise)).fit(disp=0).llf  # then nothing is left
+    ratio, _ = likelihood_ratio(noise[:, None], separating[:, 0], wrong)
+    assert ratio == pytest.approx(alone, abs=1e-6)
+
+
 def test_aggregations():
     tokens = np.random.default_rng(15).random(12)
     found = {name: aggregate(tokens) for name, aggregate in distinct.AGGREGATIONS.items()}

@@ -32,6 +32,8 @@ def test_equal_quality_has_no_prr_whatever_its_rounding(value):
     assert np.isnan(prr_draws([uncertainty], answers)).all()
     assert np.isnan(prr_with_error(uncertainty, answers)).all()
     assert np.isnan(normalised_prr(np.arange(3), [0.3, 0.1 + 0.2, 0.3]))
+    one_error = np.arange(100_000) == 77  # whose share is near to rounding
+    assert normalised_prr(one_error, ~one_error) == pytest.approx(1)
 
 
 def test_standard_error_is_the_spread_over_new_data():
@@ -81,6 +83,9 @@ def test_weights_are_repeated_rows(decimals, binary):
         quality = (quality > 0.3).astype(float)
     counts = np.random.default_rng(6).integers(4, size=(20, 60))
     found = weighted_prr([uncertainty, other], quality, iter([counts[:15], counts[15:]]))
+    for scale, shift in ((1e-10, 0), (1e8, 3), (1, -0.7)):  # quality of any metric
+        again = weighted_prr([uncertainty, other], scale * quality + shift, iter([counts]))
+        np.testing.assert_allclose(again, found, atol=1e-6)
     expected = [
         [normalised_prr(np.repeat(s, c), np.repeat(quality, c)) for s in (uncertainty, other)]
         for c in counts

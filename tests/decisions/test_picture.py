@@ -167,6 +167,8 @@ def test_of_a_run_and_not_of_a_loaded_one(tmp_path):
     path, out, page = runs.save(tmp_path / "squad"), tmp_path / "c.json", tmp_path / "page.html"
     asked = ("calibrate", "--run", path, "--risk", 0.3, "--out", out, "--html")
     assert "--html" in run(*asked, tmp_path / "page.txt")[1]
+    status, said = run(*asked, page, "--metric", "BLEU")
+    assert (status, "no quality metric 'BLEU'" in said, out.exists()) == (1, True, False)
     status, said = run(*asked, page)
     assert (status, marks(page.read_text("utf-8"))[1]["Labels"]) == (0, "60"), said
     with pytest.raises(ValueError, match="just made"):

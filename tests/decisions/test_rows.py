@@ -72,13 +72,13 @@ def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):
 
 
 def test_labels_of_the_surest_are_not_random(scored):
-    """Where five or more are labelled, and five or more are not."""
+    """Where five or more are labelled, five or more are not, and none of these is surer."""
     lines = sorted(({**row, "cluster": i} for i, row in enumerate(scored)), key=by_msp)
-    for few in (4, 5):
-        rows = [row if i < few else row | {"correct": None} for i, row in enumerate(lines)]
+    for places, random in (({0, 1, 2, 3}, True), ({0, 1, 2, 3, 5}, True), ({*range(5)}, False)):
+        rows = [row if i in places else row | {"correct": None} for i, row in enumerate(lines)]
         rows[0] |= {"correct": True}
-        if few == 4:
-            assert calibrate_rows(rows, **ASKED).n == 4
+        if random:
+            assert calibrate_rows(rows, **ASKED).n == len(places)
         else:
             with pytest.raises(ValueError, match="5 labelled answers are the surest by"):
                 calibrate_rows(rows, **ASKED)

@@ -1,6 +1,7 @@
 """Settings side by side: the same files, and errors that name their setting."""
 
 import os
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -47,6 +48,18 @@ def test_two_processes_write_what_one_writes(items, two, tmp_path, monkeypatch):
     assert {path.suffix for path in files} == {f".{form}" for form in (*FORMATS, "html", "png")}
     for path in files:
         assert (one / path).read_bytes() == (other / path).read_bytes(), path
+
+
+def test_values_come_back_to_their_settings(two):
+    groups = two()
+
+    def name(chosen):
+        time.sleep(0.5 * (chosen[0].dataset == "a"))  # the first ends last
+        chosen[0].computed["name"] = chosen[0].dataset
+
+    with processes(2):
+        compute_apart(groups, [name], lambda steps, _: steps)
+    assert [group.computed["name"] for group in groups] == [group.dataset for group in groups]
 
 
 def test_an_error_in_a_process_names_its_setting(two):

@@ -1,5 +1,6 @@
 """The paper's numbers beside those of planted settings."""
 
+import hashlib
 from copy import deepcopy
 from dataclasses import replace
 from functools import reduce
@@ -13,12 +14,13 @@ from lm_polygraph_asmi.analysis import normalised_prr
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem
-from lm_polygraph_asmi.report.items.benchmark import benchmark
+from lm_polygraph_asmi.report.items.benchmark import benchmark, datasets
 from lm_polygraph_asmi.report.items.paper import papers_numbers
-from lm_polygraph_asmi.report.items.signal import distinct
+from lm_polygraph_asmi.report.items.signal import confident_fragile, distinct, payoff
 from lm_polygraph_asmi.results import paper
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.runs.compose import compose_run
+from tests.report import runs as planted
 from tests.report.runs import content, exchanged, loaded, papers_manifest, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -71,6 +73,29 @@ def test_numbers_stand_beside_those_of_the_paper(babi, prr):
     assert {*table["setting"]} == {"Qwen3-4B, BabiQA"}
     assert not table["method"].isin(["PTrueSampling"]).any()
     assert {*table["depth"].dropna()} == {"60%", "80%"}
+
+
+def test_the_papers_numbers_are_as_they_were_read():
+    """A number that was changed by hand would be believed; their places may change."""
+    published = pd.read_csv(paper.PAPER, dtype=str, keep_default_na=False)
+    keys = ["label", "model", "dataset", "method", "depth", "quantity"]
+    assert len(published.drop_duplicates(keys)) == len(published) == 767
+    read = "\n".join(map(",".join, published.loc[:, "label":"unit"].to_numpy()))
+    assert hashlib.sha256(read.encode()).hexdigest()[:16] == "dd91d5764d646245"
+
+
+def test_values_are_those_of_the_statistics(babi):
+    """In the paper's units; those of a report of several runs: tests/report/test_report.py."""
+    here = beside([babi], datasets, confident_fragile, payoff).set_index("quantity")["here"]
+    lengths = np.array([len(answer) for answer in babi.saved("greedy_tokens")])
+    confident, fragile = babi.msp <= np.median(babi.msp), babi.u_sem > np.median(babi.u_sem)
+    for quantity, value in (
+        ("median tokens of the answer", np.median(lengths)),
+        ("mean quality", babi.quality.mean()),
+        ("confident error", babi.wrong[confident].mean()),
+        ("error rate, confident and fragile", 100 * babi.wrong[confident & fragile].mean()),
+    ):
+        assert getattr(here[quantity], "value", here[quantity]) == pytest.approx(value), quantity
 
 
 def changed(group: RunGroup, path: str, value: object) -> RunGroup:
@@ -137,6 +162,27 @@ def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
     (both,) = load_run_groups(runs)
     assert paper.paper_method(both, "Sem-ASMI", 0.6) == SEM
     assert {*table.loc[table["quantity"] == "residual AUROC", "but"]} == {"rows; settings of ASMI"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [
+        ({"gate_token": "last", "closing_token": False, "seeded_by": "prompt"}, True),
+        *(({name: 0.5}, False) for name in ("tau", "beta")),
+        *((changed, False) for changed in ({"top_k": 8}, {"aggregation": "sum"})),
+    ],
+    ids=str,
+)
+def test_what_the_paper_leaves_open_is_used_and_another_gate_is_not(tmp_path, settings, used):
+    saved = content(FEW)
+    (group,) = loaded(tmp_path / "other", exchanged(saved, **settings), papers_manifest(FEW))
+    found = paper.paper_method(group, "Adapt-ASMI", 0.6)
+    assert found == (next(name for name in group.methods if "Adapt" in name) if used else None)
+    both = exchanged(saved, **settings)  # of two, the default one is
+    for part in ("estimations", planted.METHODS):
+        both[part] |= saved[part]
+    (group,) = loaded(tmp_path / "both", both, papers_manifest(FEW))
+    assert paper.paper_method(group, "Adapt-ASMI", 0.6) == "Adapt-ASMI (60%, K=64)"
 
 
 @pytest.mark.parametrize(

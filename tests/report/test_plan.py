@@ -24,3 +24,6 @@ def test_plan_in_the_terminal_and_as_a_figure(tmp_path):
     assert "p = 0.15, S = 40" in result.output
     figures.save(figures.operating_point(plan_table(32), 8), tmp_path / "plan.png")
     assert CliRunner().invoke(main, ["plan", "--heads", "3"]).exit_code == 2
+    for layers, ratio in ((36, 16.2), (32, 16.8)):  # the paper's, of Qwen3-4B and of Llama-2-7B
+        done = CliRunner().invoke(main, f"plan --heads 32 --layers {layers}")
+        assert f"costs {ratio} full forward passes" in done.output

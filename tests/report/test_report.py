@@ -1,9 +1,11 @@
 """What a report says of planted runs."""
 
+import sys
 from dataclasses import replace
 from html import unescape
 from itertools import product
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import joblib
 import numpy as np
@@ -100,6 +102,7 @@ def test_a_full_report_has_every_item_in_every_form(everything):
         told = (everything.out / "tables" / f"{name}.md").read_text()
         assert f"95 % interval, {number} resamples of clusters" in told
     assert "seeds: masks 1, samples 0" in page
+    assert "Too small for reliable intervals: All settings. With fewer than 50 clusters" in page
     assert files["png"] == files["svg"]
     assert len(files["png"]) == 17
     assert all(f'src="figures/{name}.png"' in page for name in files["png"])
@@ -296,6 +299,15 @@ def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path):
         assert item.caption[-1].endswith("a larger run has the questions: tiny model, squad (few).")
 
 
+def test_a_mean_over_settings_has_the_clusters_of_the_smallest(tmp_path, monkeypatch):
+    """The widest interval."""
+    asked = Mock(wraps=analysis.clusters.percentile_interval)
+    monkeypatch.setattr(sys.modules[depths.__module__], "percentile_interval", asked)
+    few = save(tmp_path / "few", content(40, depths=(60, 80), shift=1.0), manifest(40, "other"))
+    depths(load_run_groups([few, save(tmp_path / "many", content(depths=(60, 80)))]))
+    assert {call.kwargs["clusters"] for call in asked.call_args_list} == {20}
+
+
 def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path):
     slow, about = content(mask_seed=1), manifest(60) | {"config": {"asmi": {"memory_budget": 1}}}
     slow["stats"]["asmi_seconds"] = [5.0] * 60
@@ -439,6 +451,19 @@ def test_the_best_is_bold_where_its_interval_excludes_the_next(tmp_path, css):
 
 def boxes(texts):
     return [text.get_window_extent() for text in texts if text.get_visible() and text.get_text()]
+
+
+def test_intervals_that_exclude_chance_are_filled():
+    rows = {"a": Interval(0.52, 0.45, 0.58), "b": Interval(0.6, 0.55, 0.7)}
+    (ax,) = figures.forest({"one": rows}, "AUROC", chance=0.5).axes
+    points = [line for line in ax.lines if line.get_marker() == "o"]
+    assert [line.get_markerfacecolor() for line in points] == [figures.BLUE, "white"]
+
+
+def test_curves_end_where_few_answers_are_left(tmp_path):
+    (item,) = signal.payoff(loaded(tmp_path))
+    drawn = [np.isfinite(line.get_ydata()).sum() for line in item.draw().axes[0].lines]
+    assert drawn == [((1 - signal.ABSTAIN) * 30 >= 10).sum()] * len(drawn)
 
 
 def test_quadrants_have_their_own_rates_and_numbers():

@@ -41,6 +41,15 @@ def test_what_was_put_is_found_by_another_process_start(tmp_path, monkeypatch):
     assert nowhere.get(KEY) is None
 
 
+def test_nothing_is_ever_thrown_away(tmp_path):
+    """Also of a folder whose limit is passed."""
+    with diskcache.Cache(str(tmp_path), size_limit=1000):
+        result_cache = ResultCache(tmp_path)
+    for number in range(20):
+        result_cache.put(KEY | {"number": number}, np.zeros(1000))
+    assert all(result_cache.get(KEY | {"number": number}) is not None for number in range(20))
+
+
 def another_number(entry: bytes) -> bytes:
     """Which can be read all the same."""
     return entry.replace(np.float64(0.1).tobytes(), np.float64(0.3).tobytes())
@@ -113,6 +122,13 @@ def test_the_active_adapter_is_part_of_a_model():
     model = plain_model(adapted)
     keys = [adapted.set_adapter(name) or model_key(model)["revision"] for name in "aba"]
     assert keys[0] == keys[2] != keys[1]
+
+
+def test_weights_whose_bits_cannot_be_read_are_named():
+    model = tiny_model("llama")
+    model.model.register_buffer("odd", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(TypeError, match=r"weights model\.odd .*asmi.result_cache"):
+        model_key(model)
 
 
 def test_a_hooked_model_has_no_key_and_offloaded_weights_count(caplog):

@@ -5,7 +5,7 @@ import pytest
 
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.run_groups import load_run_groups
-from tests.report.runs import BASELINES, content, exchanged, loaded, save
+from tests.report.runs import BASELINES, METHODS, content, exchanged, loaded, save
 
 SEM = "Sem-ASMI (60%, K=64)"
 NO_RUN, DAMAGED = "is not a run saved by LM-Polygraph", r"asmi_manifest_seed1\.json is damaged"
@@ -58,6 +58,14 @@ def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path)
     assert group.mi_tokens is None  # those of seed 1 belong to another score
     assert group.agreement_tokens is not None
     assert group.settings()["seed"] == 0
+
+
+def test_a_depth_of_statistics_alone_can_be_read(tmp_path):
+    saved = content(depths=(60, 90))
+    for kind, name in [key for key in saved["estimations"] if "90%" in key[1]]:
+        del saved["estimations"][kind, name], saved[METHODS][name]
+    (group,) = load_run_groups([save(tmp_path / "run", saved)], depth=0.9)
+    assert (group.depth, group.notes) == (0.9, ())
 
 
 @pytest.mark.parametrize("depth", [0.333, 0.625])

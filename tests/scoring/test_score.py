@@ -1,6 +1,8 @@
 """A call scores an answer as a benchmark run does, and leaves the model as it was."""
 
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from threading import current_thread
 
 import numpy as np
 import pytest
@@ -176,11 +178,14 @@ def test_samples_are_those_of_a_run(ending, settings, monkeypatch):
     count, seed, most = (
         getattr(scorer.config, n) for n in ("num_samples", "seed", "max_new_tokens")
     )
-    calculator = SeededSamplingCalculator(count, seed)
+    calculator, passes = SeededSamplingCalculator(count, seed), []
     for text in (PROMPT, *TEXTS):
         (saved,) = calculator({}, [text], ending, most)["sample_tokens"]
         ids = prompt_tokens(scorer.tokenizer, text)
-        drawn = scorer._generation.sampled(ids, most, count, seed)
+        passes.clear()
+        with ending.model.register_forward_hook(lambda *_: passes.append(1)):
+            drawn = scorer._generation.sampled(ids, most, count, seed)
+        assert len(passes) <= max(map(len, drawn)) + 1  # none after all have ended
         assert [ids[:-1] if ids[-1] == end else ids for ids in drawn] == saved
         assert scorer.score(text, [5]).diversity == scorer.score(text, [5], saved).diversity
 
@@ -296,17 +301,27 @@ def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(model, t
     in_training(ids, labels=ids).loss.backward()
 
 
-def test_generation_settings_of_other_threads_stay(monkeypatch, tokenizer):
-    """While an answer and samples are generated, the model's own settings are as they were."""
-    model, own, seen = whitebox().model, LlamaMLP.forward, []
-    before = model.generation_config.to_dict()
+def test_calls_of_other_threads_are_right_at_every_moment(monkeypatch, tokenizer):
+    """While an answer and samples are generated and scored: states, attentions and settings."""
+    model, own, scoring, seen = whitebox().model, LlamaMLP.forward, current_thread(), []
+    before, ids = model.generation_config.to_dict(), torch.tensor([[1, 5, 6]])
 
-    def forward(mlp, states):
-        seen.append(model.generation_config.to_dict() == before)
-        return own(mlp, states)
+    def other():
+        with torch.no_grad():
+            out = model(ids, output_hidden_states=True, output_attentions=True)
+        return [*out.hidden_states, *out.attentions]
 
-    monkeypatch.setattr(LlamaMLP, "forward", forward)
-    score(model, PROMPT, tokenizer=tokenizer, method="adapt", num_samples=2, max_new_tokens=3)
+    alone = other()
+    with ThreadPoolExecutor(1) as pool:
+
+        def forward(mlp, states):
+            if current_thread() is scoring:
+                assert all(map(torch.equal, pool.submit(other).result(60), alone))
+                seen.append(model.generation_config.to_dict() == before)
+            return own(mlp, states)
+
+        monkeypatch.setattr(LlamaMLP, "forward", forward)
+        score(model, PROMPT, tokenizer=tokenizer, method="adapt", num_samples=2, max_new_tokens=3)
     assert len(seen) > 10
     assert all(seen)
 

@@ -66,6 +66,8 @@ def test_the_null_is_the_definition():
     kl[0, 1] = 9  # that in some draws lands on a mask which keeps all
     found = permutation_null(kl, masks, shuffles=30, seed=3)
     np.testing.assert_allclose(found, slow_null(kl, masks, 30, 3))
+    tiny = permutation_null(3e-8 * kl + 2e-7, masks, shuffles=30, seed=3)
+    np.testing.assert_allclose(tiny, found, rtol=1e-6)
     assert np.isfinite(found.z).all()
 
 

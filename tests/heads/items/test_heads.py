@@ -11,7 +11,7 @@ from lm_polygraph_asmi.analysis import Clustered
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.analysis import criticality_coupling, high_stratum, permutation_null
 from lm_polygraph_asmi.heads.analysis.coupling import sharpening
-from lm_polygraph_asmi.heads.items.heads import head_coupling, profiles
+from lm_polygraph_asmi.heads.items.heads import dissected, dissected_depths, head_coupling, profiles
 from lm_polygraph_asmi.heads.items.probe import causal_probe
 from lm_polygraph_asmi.heads.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.report import load_run_groups
@@ -109,6 +109,16 @@ def test_a_run_that_does_not_tell_of_heads_is_a_gap(tmp_path):
         runs.save(tmp_path / reason[:9], saved)
         (gap,) = head_coupling(load_run_groups([tmp_path / reason[:9]]))
         assert reason in gap.reason
+
+
+def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
+    for name, number in {"a": 100, "b": 120, "c": 110}.items():
+        saved = runs.content(20)
+        runs.dissect(saved, masks=number)
+        runs.save(tmp_path / name, runs.exchanged(saved, num_masks=number))
+    (group,) = load_run_groups(tmp_path.iterdir())
+    assert dissected(group, 0.6)[0].path.parent.name == "b"
+    assert (dissected(group, 0.9), dissected_depths(group)) == (None, [0.6])
 
 
 def test_a_run_over_the_first_answers_is_a_setting_of_its_own(tmp_path):

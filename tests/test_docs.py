@@ -22,7 +22,7 @@ from sybil.parsers.myst import PythonCodeBlockParser
 
 from lm_polygraph_asmi.analysis import Clustered
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.core.statistics import UNMASKED, AnswerStatistics
+from lm_polygraph_asmi.core.statistics import NOT_BY_DEPTH, AnswerStatistics
 from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.inputs import parse_request, parse_row
@@ -240,7 +240,11 @@ def test_every_name_is_in_its_table_and_exists():
         ("config.md", "parameter", composed("asmi_coqa").asmi),
         ("config.md", "config", shipped("asmi_*.yaml") - {"asmi_base", "asmi_benchmark"}),
         ("outputs.md", "statistic", {*names.SAVED} - {"greedy_log_likelihoods"}),
-        ("outputs.md", "field of `asmi`", {f.name for f in fields(AnswerStatistics)} - {*UNMASKED}),
+        (
+            "outputs.md",
+            "field of `asmi`",
+            {f.name for f in fields(AnswerStatistics)} - {*NOT_BY_DEPTH},
+        ),
     ):
         told = [name for row in table(page, column) for name in inline(row[0])]
         assert sorted(told) == sorted(there)

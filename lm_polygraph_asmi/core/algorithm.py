@@ -36,7 +36,7 @@ from lm_polygraph_asmi.core.model import (
     run_unmasked,
     unembedding,
 )
-from lm_polygraph_asmi.core.model.memory import in_chunks, reduced_at_once
+from lm_polygraph_asmi.core.model.memory import in_chunks, reduction_sizes
 from lm_polygraph_asmi.core.statistics import CANDIDATES, TOP_K, Settings, concatenated
 
 
@@ -65,30 +65,32 @@ def token_statistics(
     """
     config, layer, K = settings.config, settings.layer, settings.config.top_k
     x_y, P = unmasked.input_ids, unmasked.prompt_length
+    # Both are in the settings already; where a config has neither, this is what derives them.
     p, S = operating_point(settings.num_heads, config.num_masks, config.mask_rate)
     # 3, 4: for s = 1 to S, sample masks m^(s) in {0, 1}^H, m_h ~ Bernoulli(1 - p)
     seeding = x_y[:P] if config.seeded_by == "prompt" else x_y
     seed = example_seed(config.seed, [layer, *seeding.tolist()])
     generator = torch.Generator().manual_seed(seed)
     masks = sample_head_masks(S, settings.num_heads, p, generator, config.mask_sampler)
-    # 5: {p_t^(s)} <- f_suf(h_cache; m^(s)) at positions of y, as states before the unembedding
+    # 5: {p_t^(s)} <- f_suf(h_cache; m^(s)) at positions of y, as states before the unembedding;
+    # before, that the unmasked pass has the model's own logits is checked. 6: end for
     subnetworks = run_subnetworks(f, unmasked, layer, masks, config.memory_budget)
     y, W_lm = x_y[P:], unembedding(f)
-    positions, kernel_rows = reduced_at_once(len(subnetworks.hidden), K, W_lm, config.memory_budget)
+    positions, rows_of_G = reduction_sizes(len(subnetworks.hidden), K, W_lm, config.memory_budget)
 
     def reduced(at: range) -> dict[str, np.ndarray]:
         """Statistics of a few positions; no array of size V leaves the device."""
         log_probs = readout(f, subnetworks.hidden[:, at.start : at.stop])
         weight = W_lm.to(log_probs.device)
-        # Equal masks ran once: how often each was drawn, and of each drawn mask the one that ran.
-        counts, ran = subnetworks.drawn_on(log_probs.device)
+        # Equal masks ran once: how often each row was drawn, and the row of each of the S draws.
+        counts, row_of_draw = subnetworks.drawn_on(log_probs.device)
         share = mask_weights(counts, len(log_probs))
         by_rank = ranked(log_probs, max(K, *TOP_K))
         # 7: form top-K union support and tail-bucket distributions
         support = union_support(log_probs, K, by_rank)
         # 8: compute MI_t and A_t, equations "mi" and "agreement"
         information = disagreement(support, counts)
-        agreement = agreement_on_support(support, weight, counts, kernel_rows)
+        agreement = agreement_on_support(support, weight, counts, rows_of_G)
         coverage = torch.einsum("s,stk->tk", share, top_k_coverage(log_probs, TOP_K, by_rank))
         statistics = {
             "mi": information.mutual_information,
@@ -97,11 +99,11 @@ def token_statistics(
             "mean_entropy": information.mean_entropy,
             "tail_mass": share @ support.tail,
             "coverage": coverage.float(),
-            "top_token": most_likely(by_rank)[ran].int(),
+            "top_token": most_likely(by_rank)[row_of_draw].int(),
         }
         if details:
             chosen = y[at.start : at.stop]
-            statistics |= mask_details(log_probs, information, weight, share, ran, chosen)
+            statistics |= mask_details(log_probs, information, weight, share, row_of_draw, chosen)
         return {name: value.cpu().numpy() for name, value in statistics.items()}
 
     statistics = concatenated(in_chunks(reduced, range(len(y)), positions)) | {"mask_seed": seed}
@@ -113,15 +115,15 @@ def mask_details(
     information: Disagreement,
     W_lm: Float[Tensor, "V D"],
     share: Float[Tensor, " distinct"],
-    ran: Int[Tensor, " S"],
+    row_of_draw: Int[Tensor, " S"],
     y: Int[Tensor, " T"],
 ) -> dict[str, Tensor]:
     """Statistics of each drawn mask, and of the tokens that are most likely on average."""
     mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
     candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
     return {
-        "kl": information.divergence_from_mean[ran].float(),
-        "masked_log_likelihood": log_probs[:, range(len(y)), y][ran].float(),
+        "kl": information.divergence_from_mean[row_of_draw].float(),
+        "masked_log_likelihood": log_probs[:, range(len(y)), y][row_of_draw].float(),
         "candidates": candidates.int(),
         "candidate_cosines": cosines(W_lm[candidates]),
     }

@@ -176,7 +176,7 @@ class Engine:
         responses: Sequence[Sequence[int]],
         at_depths: list[Settings],
     ) -> list[dict[str, Any]]:
-        """All that the statistics depend on, at each depth; without a store, not the model."""
+        """All that the statistics depend on, at each depth. The model is left out if there is no store."""
         answer = {
             **({} if self.store is None else model_key(model)),
             "input_ids": [*prompt.tolist(), *responses[0]],
@@ -262,17 +262,17 @@ def first_difference(sequences: Sequence[Sequence[int]]) -> int | None:
 def diversity_of(
     model: PreTrainedModel,
     prompt: Int[Tensor, " P"],
-    *responses: Sequence[Sequence[int]],
+    *samples: Sequence[Sequence[int]],
     attention: str | None = None,
     structure: str | None = None,
 ) -> list[float]:
-    """div(x) of each of several lists of N responses to a prompt; higher = more diverse.
+    """div(x) of each of several lists of N sampled responses to a prompt; higher = more diverse.
 
     All lists have the same N; if N < 2, `NO_EVIDENCE` is returned. Empty responses must be left
     out. The last token of each response is embedded, see `response_embeddings`.
     """
-    if len(responses[0]) < 2:
-        return [NO_EVIDENCE] * len(responses)
+    if len(samples[0]) < 2:
+        return [NO_EVIDENCE] * len(samples)
     with masked_model(model, attention, structure) as f:
-        embeddings = response_embeddings(f, prompt, [*chain(*responses)])
-    return [response_diversity(part) for part in embeddings.split(len(responses[0]))]
+        embeddings = response_embeddings(f, prompt, [*chain(*samples)])
+    return [response_diversity(part) for part in embeddings.split(len(samples[0]))]

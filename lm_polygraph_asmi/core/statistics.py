@@ -17,7 +17,7 @@ MASKS_FIRST = ("top_token", "kl", "masked_log_likelihood")
 """Statistics whose axis 0 are the S masks; of all others, it is the T tokens. A new one of shape
 (S, T) must be listed here."""
 
-UNMASKED = (
+NOT_BY_DEPTH = (
     "tokens", "prompt_length", "entropy", "log_likelihood", "likeliest", "unmasked_seconds",
     "masked_seconds", "reused",
 )  # fmt: skip
@@ -80,7 +80,7 @@ class AnswerStatistics:
 
     def masked(self) -> dict[str, Any]:
         """Statistics of the masked layer by name, its settings as plain values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in UNMASKED}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_BY_DEPTH}
         values["settings"] = self.settings.to_dict()
         return {name: value for name, value in values.items() if value is not None}
 

@@ -65,7 +65,7 @@ def agreement_on_support(
     Example:
         >>> certain = torch.eye(2)[:, None]  # two masks, each certain of another token
         >>> support, unrelated = union_support(certain.log(), top_k=1), torch.eye(2)
-        >>> drawn = torch.tensor([3.0, 1.0])  # 6 of 12 pairs are of the same mask
+        >>> drawn = torch.tensor([3.0, 1.0])  # in 6 of 12 pairs both are certain of one
         >>> agreement_on_support(support, unrelated, drawn).item()
         0.5
     """
@@ -76,7 +76,7 @@ def agreement_on_support(
     weights = num_drawn * mask_weights(counts, len(q)).to(q.device)
     total = torch.einsum("s,stu->tu", weights, q)
     per_position = q.transpose(0, 1)
-    all_pairs = same_mask = torch.zeros(len(rows), dtype=q.dtype, device=q.device)
+    all_pairs = self_pairs = torch.zeros(len(rows), dtype=q.dtype, device=q.device)
     for start in range(0, union, rows_at_once or union):
         part = slice(start, start + (rows_at_once or union))
         kernel = block(part).clamp(0, 1).double()
@@ -84,11 +84,11 @@ def agreement_on_support(
         kernel.diagonal(start, dim1=-2, dim2=-1).fill_(1)
         all_pairs = all_pairs + torch.einsum("tu,tuv,tv->t", total[:, part], kernel, total)
         # (T, S, u) @ (T, u, U): a batched product that never holds S x U x U.
-        same_mask = (
-            same_mask + ((per_position[..., part] @ kernel) * per_position).sum(-1) @ weights
+        self_pairs = (
+            self_pairs + ((per_position[..., part] @ kernel) * per_position).sum(-1) @ weights
         )
         del kernel  # before the next block is computed
-    return ((all_pairs - same_mask) / (num_drawn * (num_drawn - 1))).clamp(0, 1)
+    return ((all_pairs - self_pairs) / (num_drawn * (num_drawn - 1))).clamp(0, 1)
 
 
 def semantic_agreement(

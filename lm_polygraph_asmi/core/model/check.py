@@ -56,20 +56,25 @@ ROUNDINGS = 2.0
 OUTSTANDING = 10.0
 """A single position may differ by this many times the mean allowed."""
 SAME_STATES = 0.1
-"""Final states come from one pass: their readout may differ by this fraction of the limit. In 32
-bits the whole limit is allowed."""
+"""The readout of the final states may differ from the model's own logits by this fraction of the
+limit, but by no less than the limit of 32 bits: 2e-4 in 64 and 32 bits, 2e-3 in 16."""
 LONGER = 2
 """Lengths up to this many times the longest that was compared are not compared again."""
 
 
 @dataclass
 class Trusted:
-    """Which passes are trusted, of one layer with one attention implementation."""
+    """The passes of one layer with one attention implementation that have not failed.
+
+    The first is used. It is compared with full passes before its first result is, and again for
+    longer texts.
+    """
 
     scope: str
     attention: str
-    names: list[str]  # of `PASSES`, those that have not failed, fastest first
-    compared: tuple[int, int] = 0, 0  # most positions before, and of, answers that were right
+    names: list[str]  # of `PASSES`, fastest first
+    # Most positions of a prompt, and of the answers in one pass, for which the first was right.
+    compared: tuple[int, int] = 0, 0
     used: bool = False  # whether an answer was scored with the first
     cause: str | None = None  # why faster ones are not among them, until it is said
 
@@ -80,7 +85,7 @@ class Trusted:
 
 
 def trusted(f: MaskedModel, layer: int, scope: str) -> Trusted:
-    """Which passes are trusted at a layer, as long as the model stays the same."""
+    """The record of the passes at a layer. A changed model gets a new one."""
     key = "trusted", layer, scope, f.attention, f.compiles
     if key not in f.found:
         names, cause = _to_try(f, scope)
@@ -93,18 +98,19 @@ def trusted(f: MaskedModel, layer: int, scope: str) -> Trusted:
 
 def _to_try(f: MaskedModel, scope: str) -> tuple[list[str], str | None]:
     """Names of the passes that may be right, and why these are not all, if it is to be said."""
-    names, tried = list(PASSES[scope]), f.structure.passes.get(scope)
+    names = list(PASSES[scope])
+    listed = f.structure.passes.get(scope)  # the fastest that is right, by `classes.csv`
     if places := depends_on_place(f):
         code = f"code of others in {', '.join(places[:3])}"
         return [FULL], f"{code} does not act on each position alike (scope {scope})"
-    if tried == FULL:
+    if listed == FULL:
         return [FULL], f"no faster pass is right for its class (scope {scope})"
     if scope == "response" and f.attention not in MASKABLE:
-        start = max(1, names.index(tried or names[1]))
+        start = max(1, names.index(listed or names[1]))
         return names[start:], f"attention {f.attention!r} takes no mask (scope {scope})"
-    if scope == "response" and tried is None:
+    if scope == "response" and listed is None:
         return names[1:], "its class is not listed, and may keep other things than keys and values"
-    return names[names.index(tried or names[0]) :], None
+    return names[names.index(listed or names[0]) :], None
 
 
 def work_of(f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: int) -> dict[str, int]:

@@ -1,4 +1,7 @@
-"""A model's masked passes, as scores use them, against full passes: every way in which it runs."""
+"""A diagnostic: the masked passes that scores of a model use, compared with full passes.
+
+`polygraph_asmi check` and the tests call it; no score does.
+"""
 
 from functools import partial
 from typing import NamedTuple
@@ -29,7 +32,7 @@ from lm_polygraph_asmi.core.model.subnetworks import run_subnetworks
 DEPTHS = (0.6, 0.9)
 FLASH = "flash_attention_2"
 CASES = ((12, 1), (70, 12), (3, 40))
-"""Tokens of prompt and response; the second and the third are far longer than those before."""
+"""Tokens of prompt and response: short, then a far longer prompt, then a far longer response."""
 LONGEST = max(map(sum, CASES))
 
 

@@ -1,8 +1,9 @@
 """Whether code of others in a model acts on each position alike, as norms and activations do.
 
 Kernels of transformers (`use_kernels=True`), Liger kernels and hooks replace what modules compute.
-Fast passes run the same positions at other places and in other rows, so they need this of modules
-inside the base model. Then the self-check compares them with full passes, as for any model.
+Fast passes run the same positions at other places and in other rows. So what a module inside the
+base model computes for a position must not depend on its place or row. This is tried here; then the
+self-check compares fast passes with full ones, as for any model.
 """
 
 from collections.abc import Mapping, Sequence

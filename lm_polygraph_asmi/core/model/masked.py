@@ -21,7 +21,11 @@ RECOMPILES = 64
 
 @dataclass(frozen=True)
 class MaskedModel:
-    """A model whose heads can be masked, as long as the session of `masked_model` is open."""
+    """A handle to a model: what masked passes need of it, looked up once for each session.
+
+    The model itself is unmasked; each pass masks heads for as long as it runs. Valid until the
+    session of `masked_model` ends.
+    """
 
     model: PreTrainedModel
     structure: Structure

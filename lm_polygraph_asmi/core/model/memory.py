@@ -53,14 +53,14 @@ def batch_bytes(
     return queries * per_query + kept
 
 
-def reduced_at_once(
+def reduction_sizes(
     distinct: int, top_k: int, unembedding: Float[Tensor, "V D"], memory_budget: int | None
 ) -> tuple[int, int]:
-    """How many positions under `distinct` masks to reduce to their statistics at once, and how many
-    rows of each position's kernel matrix of the agreement, one for each token in the union of the
-    masks' top K.
+    """How many positions to reduce to their statistics at once, and how many rows of G at once.
 
-    A position takes its distributions and a matrix of U rows; if that is too much, some rows.
+    A position takes its distributions under the `distinct` masks, and G, the cosine matrix of the
+    agreement with a row for each of the U tokens in the union of their top K. If one position is
+    too much, some rows of G are computed at a time.
     """
     vocabulary, width = unembedding.shape
     kept = min(top_k, vocabulary)

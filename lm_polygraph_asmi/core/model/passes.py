@@ -50,14 +50,16 @@ class UnmaskedPass:
     final_hidden: Float[Tensor, "T D"]  # after the final norm, where the response is predicted
     entering: dict[int, Tensor]  # each target layer; (1, N, D), in some models with another axis
     after: dict[int, Float[Tensor, "T _"]]  # each target layer; the last one's after the norm
-    # What layers below a target hand to layers above, besides states:
+    # Keys and values that layers below a target share with layers above, by layer.
     shared: dict[int, dict[str, KeysAndValues]] = field(default_factory=dict)
-    beside: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # the rest of their outputs
-    # For scope "response":
-    # From the lowest target layer on:
+    # What these layers return beside their states, by layer.
+    beside: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    # The next three are for scope "response". Of each layer from the lowest target on:
     attention_masks: dict[int, Tensor | None] = field(default_factory=dict)
-    caches: dict[int, OneLayerCache] = field(default_factory=dict)  # of all positions, if kept
-    prompt_caches: list[Any] = field(default_factory=list)  # the model's own, on first use
+    # Of the same layers, keys and values of all positions, if they are kept.
+    caches: dict[int, OneLayerCache] = field(default_factory=dict)
+    # The model's own cache of the prompt, which the first pass that needs it adds.
+    prompt_caches: list[Any] = field(default_factory=list)
 
     @property
     def before(self) -> int:
@@ -163,7 +165,7 @@ def _added(known: dict[str, KeysAndValues], shared: Any) -> dict[str, KeysAndVal
 
 
 def states_of(output: Any) -> Tensor:
-    """The final states in a base model's output: its first tensor."""
+    """The states in the output of a base model or a layer: its first tensor."""
     states = first_tensor(output)
     if states is None:
         raise RuntimeError(f"expected a pass to return a tensor, got {type(output).__name__}")
@@ -231,10 +233,11 @@ def starting_at(
 
     Args:
         given: arguments of the layer, such as its states, in place of those that it gets.
-        place: layers below share their keys and values of the unmasked pass, as it puts them.
+        place: turns keys and values that a layer below shared in the unmasked pass, by its index,
+            into those of this pass.
         beside: what the layer right below returns beside its states.
-        copies: so many rows come out of the layer for each that enters. What it hands to layers
-            above gets as many.
+        copies: the layer turns each row that enters into this many: 1, or B where the projection
+            gets one row for B masks. What it hands to layers above is copied as often.
     """
     target, returns = f.layers[layer], f.structure.returns
     length = returns[layer]
@@ -286,7 +289,8 @@ def suffix(
     masks: Shaped[Tensor, "B H"],
     one_row: bool = True,
 ) -> Float[Tensor, "B T D"]:
-    """Heads masked at every position; one row up to the projection, whose input masks change.
+    """Heads masked at every position. One row runs up to the projection, whose input is copied for
+    each of B masks and masked; adding the one row of states beside the projection gives B rows.
 
     `one_row`: False for layers that compare the sizes of their arguments: B rows from the start.
     """
@@ -382,6 +386,7 @@ def packed(
     ids = unmasked.tokens(f.model)[:, before:].repeat(1, copies)
     places = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
     own, above = given_to(layer), range(layer + 1, len(layers))
+    # Classes whose layers need what others return beside states are not listed as packed.
     given = {states_name(layers[layer]): entering} | own
     replaced: list[Replacement] = [
         *f.compiled(layers[layer + 1 :]),

@@ -74,8 +74,9 @@ def model_lock(model: nn.Module) -> Any:
 def changes() -> Iterator[list[Callable[[], object]]]:
     """A list to which whoever changes a model for a while first adds what undoes it.
 
-    It is done at the end, last first; and in a fork of the process by another thread, in which
-    nobody else would. So it must be right to do it twice, or before the change.
+    The undo steps run at the end, the last first. They also run in a fork of the process by another
+    thread, where nobody else would undo the change. So each step must be right twice, and before
+    the change.
     """
     undo: list[Callable[[], object]] = []
     _CHANGES[id(undo)] = threading.get_ident(), undo

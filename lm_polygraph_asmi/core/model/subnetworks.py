@@ -92,13 +92,14 @@ def run_subnetworks(
         raise ValueError("masks must contain only 1 (keep) and 0 (mask)")
     # On the CPU, since indices from there fit states on any device.
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
-    kept = distinct.bool().all(dim=1) & shortcut
+    unmasked_rows = distinct.bool().all(dim=1) & shortcut
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
-    hidden[kept] = unmasked.final_hidden
+    hidden[unmasked_rows] = unmasked.final_hidden
     check_unmasked(f, unmasked)
-    if not kept.all():
+    if not unmasked_rows.all():
         budget = memory_budget or default_budget(unmasked.final_hidden.device)
-        hidden[~kept] = _masked_states(f, unmasked, layer, distinct[~kept], budget)
+        to_run = ~unmasked_rows
+        hidden[to_run] = _masked_states(f, unmasked, layer, distinct[to_run], budget)
     return Subnetworks(hidden, counts.float(), index)
 
 

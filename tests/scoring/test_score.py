@@ -103,6 +103,10 @@ def test_stop_strings_of_a_model_of_lm_polygraph(model, tokenizer):
         found = score(own, PROMPT, max_new_tokens=6, **settings)
         assert list(found.ids) == plain[:tokens]
         assert found.counted == tokens - ("closing_token" in settings)
+    passes, ids = [], prompt_tokens(tokenizer, PROMPT)
+    with model.register_forward_hook(lambda *_: passes.append(1)):
+        Scorer(own)._generation.greedy(ids, 40)
+    assert length <= len(passes) < 20  # few after the end
 
 
 def test_what_a_model_ships_does_not_change_its_answers(model, tokenizer, monkeypatch):
@@ -178,14 +182,11 @@ def test_samples_are_those_of_a_run(ending, settings, monkeypatch):
     count, seed, most = (
         getattr(scorer.config, n) for n in ("num_samples", "seed", "max_new_tokens")
     )
-    calculator, passes = SeededSamplingCalculator(count, seed), []
+    calculator = SeededSamplingCalculator(count, seed)
     for text in (PROMPT, *TEXTS):
         (saved,) = calculator({}, [text], ending, most)["sample_tokens"]
         ids = prompt_tokens(scorer.tokenizer, text)
-        passes.clear()
-        with ending.model.register_forward_hook(lambda *_: passes.append(1)):
-            drawn = scorer._generation.sampled(ids, most, count, seed)
-        assert len(passes) <= max(map(len, drawn)) + 1  # none after all have ended
+        drawn = scorer._generation.sampled(ids, most, count, seed)
         assert [ids[:-1] if ids[-1] == end else ids for ids in drawn] == saved
         assert scorer.score(text, [5]).diversity == scorer.score(text, [5], saved).diversity
 

@@ -116,7 +116,7 @@ def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
         saved = runs.content(20)
         runs.dissect(saved, masks=number)
         runs.save(tmp_path / name, runs.exchanged(saved, num_masks=number))
-    (group,) = load_run_groups(tmp_path.iterdir())
+    (group,) = load_run_groups([tmp_path / name for name in "abc"])
     assert dissected(group, 0.6)[0].path.parent.name == "b"
     assert (dissected(group, 0.9), dissected_depths(group)) == (None, [0.6])
 

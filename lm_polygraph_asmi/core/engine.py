@@ -176,7 +176,8 @@ class Engine:
         responses: Sequence[Sequence[int]],
         at_depths: list[Settings],
     ) -> list[dict[str, Any]]:
-        """All that the statistics depend on, at each depth. The model is left out if there is no store."""
+        """All that the statistics depend on, at each depth. Without a store, the model is left
+        out."""
         answer = {
             **({} if self.store is None else model_key(model)),
             "input_ids": [*prompt.tolist(), *responses[0]],

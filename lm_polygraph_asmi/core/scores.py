@@ -1,9 +1,9 @@
 """Line 9 of Algorithm 1: from MI_t and A_t of the tokens to the score of the answer.
 
-Every score is `aggregate` of the `token_scores` of the tokens that count (`ASMIConfig.counted`), with
-`discount` as alpha. Estimators call these for benchmark runs, `scoring.result` for single answers,
-and `results.run_groups` for saved statistics. No torch is imported, so that a report does not need
-it.
+Every score is `aggregate` of the `token_scores` of the tokens that count (`ASMIConfig.counted`),
+with `discount` as alpha. Estimators call these for benchmark runs, `scoring.result` for single
+answers, and `results.run_groups` for saved statistics. No torch is imported, so that a report does
+not need it.
 """
 
 import math

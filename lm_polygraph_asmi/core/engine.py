@@ -166,7 +166,7 @@ class Engine:
             layer = self.settings(model).layer
             unmasked = self._unmasked_pass(f, prompt, responses, [layer])
             check_unmasked(f, unmasked)
-            hidden = unmasked.after[layer].double().cpu().numpy()
+            hidden = unmasked.leaving[layer].double().cpu().numpy()
             return self._unmasked_statistics(f, unmasked) | {"hidden": hidden}
 
     def _keys(

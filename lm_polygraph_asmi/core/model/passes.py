@@ -49,7 +49,7 @@ class UnmaskedPass:
     scope: str
     final_hidden: Float[Tensor, "T D"]  # after the final norm, where the response is predicted
     entering: dict[int, Tensor]  # each target layer; (1, N, D), in some models with another axis
-    after: dict[int, Float[Tensor, "T _"]]  # each target layer; the last one's after the norm
+    leaving: dict[int, Float[Tensor, "T _"]]  # each target layer; the last one's after the norm
     # Keys and values that layers below a target share with layers above, by layer.
     shared: dict[int, dict[str, KeysAndValues]] = field(default_factory=dict)
     # What these layers return beside their states, by layer.
@@ -125,37 +125,38 @@ def run_unmasked(
         f.projection(layer)  # raises for a layer without heads
     packing = scope == "response" and keep_cache and bool(targets)
     layers, none = f.layers, torch.empty(0, 0)
-    found = UnmaskedPass(input_ids, prompt_length, scope, none, {}, {})
+    # Layers add to it as they run; the final states come last.
+    unmasked = UnmaskedPass(input_ids, prompt_length, scope, none, {}, {})
 
     def watch(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
         given = arguments(layers[index], args, kwargs)
         if packing and index >= targets[0]:
-            found.caches[index] = OneLayerCache()
-            given |= found.caches[index].argument(layers[index])
-            found.attention_masks[index] = given.get("attention_mask")
+            unmasked.caches[index] = OneLayerCache()
+            given |= unmasked.caches[index].argument(layers[index])
+            unmasked.attention_masks[index] = given.get("attention_mask")
         known = dict(given.get(SHARED) or {})
-        output = real(**given) if index in found.caches else real(*args, **kwargs)
+        output = real(**given) if index in unmasked.caches else real(*args, **kwargs)
         if given.get(SHARED):
-            found.shared[index] = _added(known, given[SHARED])
+            unmasked.shared[index] = _added(known, given[SHARED])
         if index + 1 in targets and isinstance(output, tuple | list):
-            found.beside[index] = tuple(output[1:])
+            unmasked.beside[index] = tuple(output[1:])
         if index in targets:
-            found.entering[index] = states = given[states_name(layers[index])]
+            unmasked.entering[index] = states = given[states_name(layers[index])]
             axis = row_axis(states)
-            answer = _after(found.before, states_of(output), axis).select(axis, 0)
+            answer = _from_position(unmasked.before, states_of(output), axis).select(axis, 0)
             # A copy: the states at the other positions need not be kept.
-            found.after[index] = answer.movedim(axis, 0).flatten(1).clone()
+            unmasked.leaving[index] = answer.movedim(axis, 0).flatten(1).clone()
         return output
 
     watched = {*targets, *(range(targets[0], len(layers)) if packing else ())}
     watched |= {index for index in f.handing_on if index < max(targets, default=0)}
     watches = ((layers[index], partial(watch, index)) for index in watched)
     with replaced_forwards(*f.compiled(layers), *watches):
-        final = states_of(f.base(input_ids=found.tokens(f.model), use_cache=False))
-    final_hidden = final[0, found.before :]
-    if len(layers) - 1 in found.after:
-        found.after[len(layers) - 1] = final_hidden
-    return replace(found, final_hidden=final_hidden)
+        final = states_of(f.base(input_ids=unmasked.tokens(f.model), use_cache=False))
+    final_hidden = final[0, unmasked.before :]
+    if len(layers) - 1 in unmasked.leaving:
+        unmasked.leaving[len(layers) - 1] = final_hidden
+    return replace(unmasked, final_hidden=final_hidden)
 
 
 def _added(known: dict[str, KeysAndValues], shared: Any) -> dict[str, KeysAndValues]:
@@ -198,7 +199,7 @@ def _each_in_rows(rows: int, parts: Iterable[Any]) -> tuple[Any, ...]:
     )
 
 
-def _after(before: int, states: Tensor, axis: int) -> Tensor:
+def _from_position(before: int, states: Tensor, axis: int) -> Tensor:
     """States without those at the first positions."""
     return states.narrow(axis + 1, before, states.shape[axis + 1] - before)
 
@@ -364,7 +365,7 @@ def packed(
     if any(each.keys is None and i not in f.handing_on for i, each in caches.items()):
         raise NotImplementedError("a layer kept no keys and values")
     states, axis = unmasked.entering[layer], row_axis(unmasked.entering[layer])
-    entering = torch.cat([_after(before, states, axis)] * copies, axis + 1)
+    entering = torch.cat([_from_position(before, states, axis)] * copies, axis + 1)
     masks_by_id = {id(given): given for given in unmasked.attention_masks.values()}  # shared
     packed_masks = {
         key: _packed_mask(given, before, length, copies, entering.device)
@@ -444,10 +445,10 @@ def rows_after_prompt(
 
     rows, states = ids[:, before:].expand(len(masks), -1), unmasked.entering[layer]
     axis = row_axis(states)
-    entering = _in_rows(len(masks), _after(before, states, axis), axis)
+    entering = _in_rows(len(masks), _from_position(before, states, axis), axis)
     parts = unmasked.beside.get(layer - 1, ())
-    after = [part[:, before:] if isinstance(part, Tensor) else part for part in parts]
-    beside = _each_in_rows(len(masks), after)
+    own = [part[:, before:] if isinstance(part, Tensor) else part for part in parts]
+    beside = _each_in_rows(len(masks), own)
     given = {states_name(f.layers[layer]): entering}
     started = starting_at(f, unmasked, layer, given, after_prompt, beside)
     with replaced_forwards(heads_masked(f, layer, masks[:, None]), *started):

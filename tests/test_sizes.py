@@ -17,7 +17,7 @@ ROOT = PACKAGE.parent
 LINES, PARAMETERS = 60, 7
 """Most lines of a function besides its docstring, and most parameters."""
 CEILINGS = {
-    "lm_polygraph_asmi": 11_000,
+    "lm_polygraph_asmi": 11_008,
     "lm_polygraph_asmi/scoring": 1113,
     "lm_polygraph_asmi/decisions": 923,
     "tests": 11_992,

@@ -7,6 +7,7 @@ and how much more it computes. Full passes are the slowest and the truth.
 """
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -216,7 +217,7 @@ def self_check(
             row: variation(readout(f, right), readout(f, states[row]))
             for row, right in zip(rows, truth, strict=True)
         }
-        worst = max(found, key=lambda row: found[row])
+        worst = max(found, key=lambda row: (math.isnan(found[row]), found[row]))
         allowed = limit(lowest_precision(f.model))
         if found[worst] > allowed:
             allowed = max(allowed, ROUNDINGS * _rounding(f, unmasked))

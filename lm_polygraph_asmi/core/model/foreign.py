@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -51,11 +52,14 @@ def _acts_alike(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], most: float
 ) -> bool:
     """Whether a text that is repeated, in two rows, gives what the text gives, repeated."""
+    repeated = _repeated(args), _repeated(kwargs)  # before a module writes into what it gets
     try:
-        once, often = module(*args, **kwargs), module(*_repeated(args), **_repeated(kwargs))
-    except Exception:  # of a module that takes one length alone
+        once, often = module(*args, **kwargs), module(*repeated[0], **repeated[1])
+        pairs = list(zip(tree_leaves(_repeated(once)), tree_leaves(often), strict=True))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # of a module that takes one length alone, or returns a tensor for each row
         return False
-    pairs = zip(tree_leaves(_repeated(once)), tree_leaves(often), strict=True)
     return all(_close(one, other, most) for one, other in pairs if isinstance(one, Tensor))
 
 

@@ -194,7 +194,7 @@ def _in_rows(rows: int, tensor: Tensor, axis: int = 0) -> Tensor:
 def _each_in_rows(rows: int, parts: Iterable[Any]) -> tuple[Any, ...]:
     """Several parts; those that are tensors of one row get more rows."""
     return tuple(
-        _in_rows(rows, part) if isinstance(part, Tensor) and len(part) == 1 else part
+        _in_rows(rows, part) if isinstance(part, Tensor) and part.shape[:1] == (1,) else part
         for part in parts
     )
 

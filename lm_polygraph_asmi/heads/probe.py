@@ -137,8 +137,9 @@ def probe_tokens(
         raise ValueError("the run has no two tokens with different MI_t")
     ids, own = [], []
     shown = Console(stderr=True)
-    by_row = list(chosen.groupby("row"))
-    for row, few in track(by_row, "Probing", console=shown, disable=not shown.is_terminal):
+    for row, few in track(
+        list(chosen.groupby("row")), "Probing", console=shown, disable=not shown.is_terminal
+    ):
         answer, positions = answers[row], few["position"].tolist()
         masks = [
             token_masks(

@@ -16,14 +16,12 @@ from transformers.utils import is_flash_attn_2_available
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.model.check import (
     MASKABLE,
-    ROUNDINGS,
-    _rounding,
     keeps_cache,
-    limit,
+    largest_rounding,
     trusted,
     variation,
 )
-from lm_polygraph_asmi.core.model.devices import execution_device, lowest_precision
+from lm_polygraph_asmi.core.model.devices import execution_device
 from lm_polygraph_asmi.core.model.masked import MaskedModel, masked_model
 from lm_polygraph_asmi.core.model.memory import distributions_at_once, in_chunks
 from lm_polygraph_asmi.core.model.passes import full_passes, run_unmasked
@@ -110,8 +108,7 @@ def _compared(f: MaskedModel, text: Tensor, layer: int, scope: str) -> Compared:
         unmasked = run_unmasked(f, ids, prompt, [], scope)
         truth = readout(f, full_passes(f, unmasked, layer, masks))
         differences += map(variation, truth, log_probs)
-        allowed = max(limit(lowest_precision(f.model)), ROUNDINGS * _rounding(f, unmasked))
+        allowed = largest_rounding(f, unmasked)
         right &= all(each <= allowed for each in differences[-len(masks) :])  # NaN is not
-    passes = trusted(f, layer, scope).names[0]
     worst = max(differences, key=lambda each: (math.isnan(each), each))
-    return Compared(f.attention, layer, scope, passes, worst, right)
+    return Compared(f.attention, layer, scope, trusted(f, layer, scope).names[0], worst, right)

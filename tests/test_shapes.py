@@ -12,7 +12,7 @@ from lm_polygraph_asmi.analysis.clusters import Medians
 from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC
 from lm_polygraph_asmi.analysis.prr import Rejection
 from lm_polygraph_asmi.core.maths.information import mask_weights
-from lm_polygraph_asmi.core.model.check import variation
+from lm_polygraph_asmi.core.model.rounding import variation
 from lm_polygraph_asmi.core.model.subnetworks import Subnetworks
 from lm_polygraph_asmi.core.scores import discount
 from lm_polygraph_asmi.scoring.generation import Generation

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lm_polygraph_asmi.core.mask_plan import operating_point
 from lm_polygraph_asmi.core.maths import (
     Disagreement,
     agreement_on_support,
@@ -30,8 +29,9 @@ from lm_polygraph_asmi.core.maths import (
 from lm_polygraph_asmi.core.model import (
     MaskedModel,
     UnmaskedPass,
-    keeps_cache,
+    check_unmasked,
     readout,
+    reads_cache,
     run_subnetworks,
     run_unmasked,
     unembedding,
@@ -45,10 +45,13 @@ def unmasked_pass(
 ) -> UnmaskedPass:
     """Line 2 for each layer l* of `layers`; the paper's h^cache is the field `entering`.
 
-    The whole model runs, not only f^pre: the unmasked distributions are used as well.
+    The whole model runs, not only f^pre: the unmasked distributions are used as well. Raises
+    RuntimeError: they are not those of the model itself, see `check_unmasked`.
     """
     # 2: h_cache <- f_pre(x, y)
-    return run_unmasked(f, x_y, P, layers, scope, keeps_cache(f, layers, scope))
+    unmasked = run_unmasked(f, x_y, P, layers, scope, reads_cache(f, layers, scope))
+    check_unmasked(f, unmasked)
+    return unmasked
 
 
 def token_statistics(
@@ -65,15 +68,14 @@ def token_statistics(
     """
     config, layer, K = settings.config, settings.layer, settings.config.top_k
     x_y, P = unmasked.input_ids, unmasked.prompt_length
-    # Both are in the settings already; where a config has neither, this is what derives them.
-    p, S = operating_point(settings.num_heads, config.num_masks, config.mask_rate)
+    p, S = settings.operating_point
     # 3, 4: for s = 1 to S, sample masks m^(s) in {0, 1}^H, m_h ~ Bernoulli(1 - p)
     seeding = x_y[:P] if config.seeded_by == "prompt" else x_y
     seed = example_seed(config.seed, [layer, *seeding.tolist()])
     generator = torch.Generator().manual_seed(seed)
     masks = sample_head_masks(S, settings.num_heads, p, generator, config.mask_sampler)
-    # 5: {p_t^(s)} <- f_suf(h_cache; m^(s)) at positions of y, as states before the unembedding;
-    # before, that the unmasked pass has the model's own logits is checked. 6: end for
+    # 5: {p_t^(s)} <- f_suf(h_cache; m^(s)) at positions of y, as states before the unembedding
+    # 6: end for
     subnetworks = run_subnetworks(f, unmasked, layer, masks, config.memory_budget)
     y, W_lm = x_y[P:], unembedding(f)
     positions, rows_of_G = reduction_sizes(len(subnetworks.hidden), K, W_lm, config.memory_budget)

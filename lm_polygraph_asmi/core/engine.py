@@ -27,7 +27,6 @@ from lm_polygraph_asmi.core.model import (
     MaskedModel,
     UnmaskedPass,
     attention_of,
-    check_unmasked,
     masked_model,
     readout,
     response_embeddings,
@@ -165,7 +164,6 @@ class Engine:
         with self.session(model) as f:
             layer = self.settings(model).layer
             unmasked = self._unmasked_pass(f, prompt, responses, [layer])
-            check_unmasked(f, unmasked)
             hidden = unmasked.leaving[layer].double().cpu().numpy()
             return self._unmasked_statistics(f, unmasked) | {"hidden": hidden}
 
@@ -211,16 +209,16 @@ class Engine:
         left = sorted(responses, key=len)
         ran, unmasked = left[0], run(left[0])
         while (place := first_difference(left)) is not None:
-            if ran not in left:
+            if ran not in left:  # its distributions at `place` follow other tokens
                 ran, unmasked = left[0], run(left[0])
             log_probs = readout(f, unmasked.final_hidden[place])
             token = max({ids[place] for ids in left}, key=lambda token: log_probs[token].item())
             left = [ids for ids in left if ids[place] == token]
-        response = left[0]
-        if response[:-1] != ran[:-1]:
-            return run(response)
+        chosen = left[0]
+        if chosen[:-1] != ran[:-1]:
+            return run(chosen)
         x_y = unmasked.input_ids.clone()
-        x_y[-1] = response[-1]
+        x_y[-1] = chosen[-1]
         return replace(unmasked, input_ids=x_y)
 
     def _unmasked_statistics(self, f: MaskedModel, unmasked: UnmaskedPass) -> dict[str, np.ndarray]:

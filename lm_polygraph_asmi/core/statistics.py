@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.core.mask_plan import OperatingPoint, operating_point
 
 TOP_K = (1, 8, 16, 32, 64, 128, 256)
 """The K of the paper's analysis of coverage; `coverage` is saved at these."""
@@ -36,6 +37,11 @@ class Settings:
     num_layers: int
     num_heads: int  # query heads
     requested_layer: int | None = None  # the one at `depth`, if it has no heads
+
+    @property
+    def operating_point(self) -> OperatingPoint:
+        """p and S: those of the config, or else derived from the number of heads."""
+        return operating_point(self.num_heads, self.config.num_masks, self.config.mask_rate)
 
     def to_dict(self) -> dict[str, Any]:
         """All settings of a statistic by name; from the config, those of the masks."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import SCOPES, ASMIConfig
 from lm_polygraph_asmi.core.model import MaskedModel, attention_of, masked_model, scoring_session
-from lm_polygraph_asmi.core.model.check import MASKABLE, PASSES, passes_in_use
+from lm_polygraph_asmi.core.model.choice import MASKABLE, PASSES, passes_in_use
 from lm_polygraph_asmi.host.releases import untested_releases
 from lm_polygraph_asmi.scoring.scorer import Scorer
 

@@ -17,13 +17,15 @@ from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.model import (
     attention_of,
     check,
+    comparison,
     forwards,
     masked_model,
     run_unmasked,
     structure_of,
     subnetworks,
 )
-from lm_polygraph_asmi.core.model.check import FULL, PASSES, limit, passes_in_use, variation
+from lm_polygraph_asmi.core.model.choice import FULL, PASSES, passes_in_use
+from lm_polygraph_asmi.core.model.rounding import limit, variation
 from tests.families import (
     FAMILIES,
     MIXED_LAYERS,
@@ -299,7 +301,7 @@ def test_a_model_in_16_bits_may_differ_by_what_its_own_rounding_explains(
     """Measured on the model: the same pass under another attention implementation."""
     model = tiny_model("llama").to(torch.bfloat16)
     structure_of(model)
-    monkeypatch.setattr(subnetworks, "check_unmasked", lambda *_: None)
+    monkeypatch.setattr(comparison, "check_unmasked", lambda *_: None)
     monkeypatch.setattr(check, "variation", lambda *_: 0.035)
     monkeypatch.setattr(check, "_rounding", lambda *_: rounding)
     score(model)
@@ -444,7 +446,7 @@ def test_compiled_layers_share_their_graphs(name, scope, kernels, monkeypatch):
     graphs, made = torch._dynamo.utils.counters["stats"], []
     for layers in (6, 12):
         torch._dynamo.reset()
-        forwards._compiled.cache_clear()
+        forwards._compiled_forward.cache_clear()
         kinds = {"layer_types": (MIXED_LAYERS * 3)[:layers]} if name == "gemma3-mixed" else {}
         model = tiny_model(name, "sdpa", num_hidden_layers=layers, **kinds)
         if kernels:
@@ -456,4 +458,4 @@ def test_compiled_layers_share_their_graphs(name, scope, kernels, monkeypatch):
         made.append(graphs["unique_graphs"] - before)
     assert 0 < made[0] == made[1]
     torch._dynamo.reset()
-    forwards._compiled.cache_clear()
+    forwards._compiled_forward.cache_clear()

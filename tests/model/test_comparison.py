@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.core.model import comparison, subnetworks
-from lm_polygraph_asmi.core.model.check import PASSES
+from lm_polygraph_asmi.core.model.choice import PASSES
 from tests import tiny_lm
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.model import masked_model, passes, run_unmasked, structure_of
-from lm_polygraph_asmi.core.model.check import PASSES
+from lm_polygraph_asmi.core.model.choice import PASSES
 from lm_polygraph_asmi.core.model.readout import unembedding
 from lm_polygraph_asmi.core.model.responses import response_embeddings
 from lm_polygraph_asmi.core.model.structure import Structure, remember_structure

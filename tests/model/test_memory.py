@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lm_polygraph_asmi.core.maths import sample_head_masks
 from lm_polygraph_asmi.core.model import (
-    check,
+    choice,
     masked_model,
     run_subnetworks,
     run_unmasked,
@@ -40,8 +40,10 @@ class Calls(list):
 def ran(monkeypatch):
     calls = Calls()
     for scope, name in (("all", "suffix"), ("response", "packed")):
-        monkeypatch.setitem(check.PASSES[scope], name, partial(calls, check.PASSES[scope][name]))
-    monkeypatch.setattr(subnetworks, "packed", check.PASSES["response"]["packed"])  # it has a limit
+        monkeypatch.setitem(choice.PASSES[scope], name, partial(calls, choice.PASSES[scope][name]))
+    monkeypatch.setattr(
+        subnetworks, "packed", choice.PASSES["response"]["packed"]
+    )  # it has a limit
     return calls
 
 

@@ -25,10 +25,12 @@ def separate(decoder: Decoder, model: nn.Module, prompt: Tensor, answers: list) 
 
 DAILY = [*FAMILIES, "latent attention", "chunks", "gated hybrid", "Mamba hybrid", "no cache",
          "shared keys and values", "multimodal wrapper"]  # fmt: skip
+STREAMS = [name for name in DECODERS if name.startswith("streams")]
+SLOW = [name for name in DECODERS if name not in DAILY + STREAMS]
 
 
 @pytest.mark.parametrize(
-    "name", [*DAILY, *(pytest.param(n, marks=pytest.mark.slow) for n in DECODERS if n not in DAILY)]
+    "name", [*DAILY, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 def test_embeddings_equal_separate_passes(name):
     """Also where a recurrent state comes after the prompt; families in float64, but for norms and
@@ -61,6 +63,13 @@ def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(
         expected = separate(FAMILIES["llama"], model, ids, answers)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     assert caplog.text.count("times the work") == 1
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_several_streams_of_states_have_no_embedding(name):
+    model = DECODERS[name].make()
+    with pytest.raises(ValueError, match="no single embedding"), masked_model(model) as f:
+        response_embeddings(f, sequence(11), [[4], [5, 6]])
 
 
 def test_a_single_layer_has_no_embeddings():

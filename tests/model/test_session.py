@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.model import (
     attention_of,
-    check,
+    choice,
     masked_model,
     model_lock,
     passes,
@@ -112,7 +112,7 @@ def test_in_the_middle_of_a_masked_pass_other_threads_run_the_plain_model(scope,
     assert seen
     for logits in seen:
         torch.testing.assert_close(logits, plain, atol=1e-5, rtol=0)
-    assert of_model(check.passes_in_use, model, scope) == [next(iter(check.PASSES[scope]))]
+    assert of_model(choice.passes_in_use, model, scope) == [next(iter(choice.PASSES[scope]))]
 
 
 def test_a_vision_part_keeps_its_attention():

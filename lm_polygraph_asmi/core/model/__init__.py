@@ -14,7 +14,8 @@ four heads (1 keeps a head), and eight tokens, of which the first six are the pr
 >>> ids = torch.arange(3, 11)
 """
 
-from lm_polygraph_asmi.core.model.check import check_unmasked, keeps_cache
+from lm_polygraph_asmi.core.model.check import check_unmasked
+from lm_polygraph_asmi.core.model.choice import reads_cache
 from lm_polygraph_asmi.core.model.masked import MaskedModel, masked_model
 from lm_polygraph_asmi.core.model.passes import UnmaskedPass, run_unmasked
 from lm_polygraph_asmi.core.model.readout import readout, unembedding
@@ -26,7 +27,7 @@ from lm_polygraph_asmi.core.model.subnetworks import Subnetworks, run_subnetwork
 
 __all__ = [
     "MaskedModel", "Structure", "Subnetworks", "UnmaskedPass", "attention_of", "check_unmasked",
-    "keeps_cache", "masked_model", "model_lock", "model_state", "plain_model", "readout",
+    "masked_model", "model_lock", "model_state", "plain_model", "readout", "reads_cache",
     "response_embeddings", "run_subnetworks", "run_unmasked", "scoring_session", "structure_of",
     "unembedding",
 ]  # fmt: skip

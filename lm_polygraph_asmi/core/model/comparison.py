@@ -14,18 +14,14 @@ from transformers import PreTrainedModel
 from transformers.utils import is_flash_attn_2_available
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.core.model.check import (
-    MASKABLE,
-    keeps_cache,
-    largest_rounding,
-    trusted,
-    variation,
-)
+from lm_polygraph_asmi.core.model.check import check_unmasked, largest_rounding
+from lm_polygraph_asmi.core.model.choice import MASKABLE, candidates, reads_cache
 from lm_polygraph_asmi.core.model.devices import execution_device
 from lm_polygraph_asmi.core.model.masked import MaskedModel, masked_model
 from lm_polygraph_asmi.core.model.memory import distributions_at_once, in_chunks
 from lm_polygraph_asmi.core.model.passes import full_passes, run_unmasked
 from lm_polygraph_asmi.core.model.readout import readout
+from lm_polygraph_asmi.core.model.rounding import variation
 from lm_polygraph_asmi.core.model.subnetworks import run_subnetworks
 
 DEPTHS = (0.6, 0.9)
@@ -59,8 +55,9 @@ def masked_log_probs(
 
     Arguments and errors as of `run_unmasked` and `run_subnetworks`.
     """
-    keep = keeps_cache(f, [layer], scope)
-    unmasked = run_unmasked(f, input_ids, prompt_length, [layer], scope, keep)
+    keep_cache = reads_cache(f, [layer], scope)
+    unmasked = run_unmasked(f, input_ids, prompt_length, [layer], scope, keep_cache)
+    check_unmasked(f, unmasked)
     subnetworks = run_subnetworks(f, unmasked, layer, masks, memory_budget)
     hidden, device = subnetworks.hidden, execution_device(f.lm_head)
     chunk = distributions_at_once(f.model, device, memory_budget) // hidden.shape[1]
@@ -111,4 +108,4 @@ def _compared(f: MaskedModel, text: Tensor, layer: int, scope: str) -> Compared:
         allowed = largest_rounding(f, unmasked)
         right &= all(each <= allowed for each in differences[-len(masks) :])  # NaN is not
     worst = max(differences, key=lambda each: (math.isnan(each), each))
-    return Compared(f.attention, layer, scope, trusted(f, layer, scope).names[0], worst, right)
+    return Compared(f.attention, layer, scope, candidates(f, layer, scope).first, worst, right)

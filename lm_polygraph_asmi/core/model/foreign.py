@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lm_polygraph_asmi.core.model.devices import lowest_precision
 from lm_polygraph_asmi.core.model.forwards import Forward, replaced_forwards
 from lm_polygraph_asmi.core.model.masked import MaskedModel
+from lm_polygraph_asmi.core.model.rounding import MODULE
 from lm_polygraph_asmi.core.model.state import foreign_modules
 from lm_polygraph_asmi.core.model.structure import TOKENS, ordinary_tokens
 
@@ -27,7 +27,7 @@ TIMES = 64
 def depends_on_place(f: MaskedModel) -> list[str]:
     """Paths of modules with code of others that does not act on each position and row alike."""
     key, inside = "depends on place", f"{f.structure.base_model}."
-    if key not in f.found:
+    if key not in f.findings:
         modules = {
             path: f.model.get_submodule(path)
             for path in foreign_modules(f.model)
@@ -42,9 +42,9 @@ def depends_on_place(f: MaskedModel) -> list[str]:
         if modules:
             with replaced_forwards(*((own, partial(watch, at)) for at, own in modules.items())):
                 f.base(input_ids=ordinary_tokens(f.model), use_cache=False)
-        most = 1e-3 if lowest_precision(f.model).itemsize >= 4 else 0.05
-        f.found[key] = [at for at in calls if not _acts_alike(modules[at], *calls[at], most)]
-    paths: list[str] = f.found[key]
+        most = MODULE.of(f.model)
+        f.findings[key] = [at for at in calls if not _acts_alike(modules[at], *calls[at], most)]
+    paths: list[str] = f.findings[key]
     return paths
 
 

@@ -48,16 +48,16 @@ def _in_thread(owner: int, forward: Forward, real: Forward, *args: Any, **kwargs
     return forward(real, *args, **kwargs) if get_ident() == owner else real(*args, **kwargs)
 
 
-def compiled(layers: Sequence[nn.Module]) -> Iterator[Replacement]:
+def compiled_layers(layers: Sequence[nn.Module]) -> Iterator[Replacement]:
     """What lets `torch.compile` run layers."""
     for layer in layers:
         if "forward" not in vars(layer):  # neither offloaded nor changed
-            run = partial(_compiled(type(layer).forward), layer)
+            run = partial(_compiled_forward(type(layer).forward), layer)
             yield layer, lambda _, *args, run=run, **given: run(*args, **given)
 
 
 @cache
-def _compiled(forward: Forward) -> Forward:
+def _compiled_forward(forward: Forward) -> Forward:
     """One for all layers of a class: shapes are dynamic, weights are arguments."""
     return torch.compile(forward, dynamic=True)
 

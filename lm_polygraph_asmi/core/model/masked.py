@@ -10,7 +10,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.core.model.forwards import SHARED, Replacement, compiled, parameters_of
+from lm_polygraph_asmi.core.model.forwards import (
+    SHARED,
+    Replacement,
+    compiled_layers,
+    parameters_of,
+)
 from lm_polygraph_asmi.core.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.core.model.state import findings
 from lm_polygraph_asmi.core.model.structure import Structure, output_embeddings, structure_of
@@ -31,7 +36,7 @@ class MaskedModel:
     structure: Structure
     attention: str  # the implementation in use, such as "sdpa"
     compiles: bool  # whether `torch.compile` runs the layers
-    found: dict[Hashable, Any]  # `findings` for this structure
+    findings: dict[Hashable, Any]  # those of `state.findings` for this structure
 
     @cached_property
     def layers(self) -> list[nn.Module]:
@@ -56,7 +61,7 @@ class MaskedModel:
 
     def compiled(self, layers: Sequence[nn.Module]) -> list[Replacement]:
         """What lets `torch.compile` run layers, if it is to."""
-        return list(compiled(layers)) if self.compiles else []
+        return list(compiled_layers(layers)) if self.compiles else []
 
     def num_heads(self, layer: int) -> int:
         """H, the number of query heads of a layer (with grouped queries, too).
@@ -98,5 +103,5 @@ def masked_model(
     compiling = torch._dynamo.config.patch(kinds) if compiles else nullcontext()
     with scoring_session(model, attention), compiling:
         where = structure_of(model, structure)
-        found = findings(model).setdefault(("passes", structure), {})
-        yield MaskedModel(model, where, attention_of(model), compiles, found)
+        of_structure = findings(model).setdefault(("passes", structure), {})
+        yield MaskedModel(model, where, attention_of(model), compiles, of_structure)

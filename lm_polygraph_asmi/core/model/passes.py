@@ -10,7 +10,7 @@ to (HY 4), states of a router (Zaya). Layers below the target hand on those of t
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -72,9 +72,8 @@ class UnmaskedPass:
         return slice(self.before, len(self.input_ids) - 1)
 
     def tokens(self, model: PreTrainedModel) -> Int[Tensor, "1 N"]:
-        """The token ids that run, where the model takes them."""
-        device = execution_device(model.get_input_embeddings())
-        return self.input_ids[None, :-1].to(device)
+        """See `running`."""
+        return running(model, self.input_ids)
 
 
 def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
@@ -123,45 +122,57 @@ def run_unmasked(
     targets = sorted(set(target_layers))
     for layer in targets:
         f.projection(layer)  # raises for a layer without heads
-    packing = scope == "response" and keep_cache and bool(targets)
-    layers, none = f.layers, torch.empty(0, 0)
-    # Layers add to it as they run; the final states come last.
-    unmasked = UnmaskedPass(input_ids, prompt_length, scope, none, {}, {})
+    with_caches = scope == "response" and keep_cache and bool(targets)
+    layers, before = f.layers, prompt_length - 1
+    entering: dict[int, Tensor] = {}
+    leaving: dict[int, Tensor] = {}
+    shared: dict[int, dict[str, KeysAndValues]] = {}
+    beside: dict[int, tuple[Any, ...]] = {}
+    attention_masks: dict[int, Tensor | None] = {}
+    caches: dict[int, OneLayerCache] = {}
 
     def watch(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
         given = arguments(layers[index], args, kwargs)
-        if packing and index >= targets[0]:
-            unmasked.caches[index] = OneLayerCache()
-            given |= unmasked.caches[index].argument(layers[index])
-            unmasked.attention_masks[index] = given.get("attention_mask")
-        known = dict(given.get(SHARED) or {})
-        output = real(**given) if index in unmasked.caches else real(*args, **kwargs)
+        if with_caches and index >= targets[0]:
+            caches[index] = OneLayerCache()
+            given |= caches[index].argument(layers[index])
+            attention_masks[index] = given.get("attention_mask")
+        already_shared = dict(given.get(SHARED) or {})
+        output = real(**given) if index in caches else real(*args, **kwargs)
         if given.get(SHARED):
-            unmasked.shared[index] = _added(known, given[SHARED])
+            shared[index] = _added(already_shared, given[SHARED])
         if index + 1 in targets and isinstance(output, tuple | list):
-            unmasked.beside[index] = tuple(output[1:])
+            beside[index] = tuple(output[1:])
         if index in targets:
-            unmasked.entering[index] = states = given[states_name(layers[index])]
+            entering[index] = states = given[states_name(layers[index])]
             axis = row_axis(states)
-            answer = _from_position(unmasked.before, states_of(output), axis).select(axis, 0)
+            answer = _from_position(before, states_of(output), axis).select(axis, 0)
             # A copy: the states at the other positions need not be kept.
-            unmasked.leaving[index] = answer.movedim(axis, 0).flatten(1).clone()
+            leaving[index] = answer.movedim(axis, 0).flatten(1).clone()
         return output
 
-    watched = {*targets, *(range(targets[0], len(layers)) if packing else ())}
+    watched = {*targets, *(range(targets[0], len(layers)) if with_caches else ())}
     watched |= {index for index in f.handing_on if index < max(targets, default=0)}
     watches = ((layers[index], partial(watch, index)) for index in watched)
     with replaced_forwards(*f.compiled(layers), *watches):
-        final = states_of(f.base(input_ids=unmasked.tokens(f.model), use_cache=False))
-    final_hidden = final[0, unmasked.before :]
-    if len(layers) - 1 in unmasked.leaving:
-        unmasked.leaving[len(layers) - 1] = final_hidden
-    return replace(unmasked, final_hidden=final_hidden)
+        final = states_of(f.base(input_ids=running(f.model, input_ids), use_cache=False))
+    final_hidden = final[0, before:]
+    if len(layers) - 1 in leaving:
+        leaving[len(layers) - 1] = final_hidden
+    return UnmaskedPass(
+        input_ids, prompt_length, scope, final_hidden, entering, leaving, shared, beside,
+        attention_masks, caches,
+    )  # fmt: skip
 
 
-def _added(known: dict[str, KeysAndValues], shared: Any) -> dict[str, KeysAndValues]:
-    """Keys and values that a layer added; those known may stand in other tuples than before."""
-    tensors = {id(each) for pair in known.values() for each in pair}
+def running(model: PreTrainedModel, input_ids: Int[Tensor, " tokens"]) -> Int[Tensor, "1 N"]:
+    """All tokens but the last, which predicts nothing, where the model takes them."""
+    return input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
+
+
+def _added(before: dict[str, KeysAndValues], shared: Any) -> dict[str, KeysAndValues]:
+    """Keys and values that a layer added; those before may be in other tuples now."""
+    tensors = {id(each) for pair in before.values() for each in pair}
     return {kind: pair for kind, pair in shared.items() if id(pair[0]) not in tensors}
 
 
@@ -366,14 +377,15 @@ def packed(
         raise NotImplementedError("a layer kept no keys and values")
     states, axis = unmasked.entering[layer], row_axis(unmasked.entering[layer])
     entering = torch.cat([_from_position(before, states, axis)] * copies, axis + 1)
-    masks_by_id = {id(given): given for given in unmasked.attention_masks.values()}  # shared
-    packed_masks = {
-        key: _packed_mask(given, before, length, copies, entering.device)
-        for key, given in masks_by_id.items()
+    # Many layers share one attention mask.
+    by_id = {id(given): given for given in unmasked.attention_masks.values()}
+    packed_attention = {
+        key: _packed_attention_mask(given, before, length, copies, entering.device)
+        for key, given in by_id.items()
     }
 
     def given_to(index: int) -> dict[str, Any]:
-        own = packed_masks[id(unmasked.attention_masks[index])]
+        own = packed_attention[id(unmasked.attention_masks[index])]
         return {"attention_mask": own} | caches[index].argument(layers[index])
 
     def see_own_copy(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -383,7 +395,7 @@ def packed(
         responses = [torch.cat([each[..., before:, :]] * copies, -2) for each in pair]
         return OneLayerCache(*pair).first(before).update(*responses)
 
-    mask = masks.repeat_interleave(length, 0)[None]
+    head_mask = masks.repeat_interleave(length, 0)[None]
     ids = unmasked.tokens(f.model)[:, before:].repeat(1, copies)
     places = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
     own, above = given_to(layer), range(layer + 1, len(layers))
@@ -392,21 +404,22 @@ def packed(
     replaced: list[Replacement] = [
         *f.compiled(layers[layer + 1 :]),
         *((layers[index], partial(see_own_copy, index)) for index in above),
-        heads_masked(f, layer, mask),
+        heads_masked(f, layer, head_mask),
         *starting_at(f, unmasked, layer, given, after_prompt),
     ]
-    # A mask is passed because the model would build one, which takes longer than a layer.
+    # An attention mask is passed because the model would build one, which takes longer than a
+    # layer.
     inputs = {"position_ids": places, "attention_mask": own["attention_mask"]}
     with replaced_forwards(*replaced):
         states = states_of(f.base(input_ids=ids, **inputs, use_cache=False))
     return states.reshape(copies, length, -1)
 
 
-def _packed_mask(
+def _packed_attention_mask(
     given: Tensor | None, before: int, length: int, copies: int, device: torch.device
 ) -> Tensor:
-    """Mask of `copies` responses after one prompt, each of which sees the prompt and itself as
-    `given` says; in its form, boolean or added to the scores."""
+    """Attention mask of `copies` responses after one prompt, each of which attends to the prompt
+    and to itself as `given` says; in its form, boolean or added to the scores."""
     total = before + length
     if given is None:
         rows = torch.ones(total, total, dtype=torch.bool, device=device).tril()[before:]
@@ -426,18 +439,8 @@ def rows_after_prompt(
 ) -> Float[Tensor, "B T D"]:
     """Heads masked where the response is predicted: rows of a batch, each after a copy of the
     model's own cache of the prompt (keys and values, recurrent states)."""
-    base, ids, before, cache = f.base, unmasked.tokens(f.model), unmasked.before, None
-    if before:
-        if not unmasked.prompt_caches:
-            kinds = [str(vars(module).get("rope_type")) for module in f.model.modules()]
-            if any("dynamic" in kind or "longrope" in kind for kind in kinds):
-                raise NotImplementedError("its rotary angles depend on the length")
-            output = base(input_ids=ids[:, :before], use_cache=True)
-            unmasked.prompt_caches.append(cache_of(output))
-        if unmasked.prompt_caches[0] is None:
-            raise NotImplementedError("the model keeps no cache")
-        cache = copy.deepcopy(unmasked.prompt_caches[0])
-        cache.reorder_cache(torch.zeros(len(masks), dtype=torch.long, device=ids.device))
+    base, ids, before = f.base, unmasked.tokens(f.model), unmasked.before
+    cache = _prompt_cache(f, unmasked, len(masks)) if before else None
 
     def after_prompt(index: int, pair: KeysAndValues) -> KeysAndValues:
         responses = [_in_rows(len(masks), each[..., before:, :]) for each in pair]
@@ -454,6 +457,21 @@ def rows_after_prompt(
     with replaced_forwards(heads_masked(f, layer, masks[:, None]), *started):
         states = states_of(base(input_ids=rows, **with_cache(base, cache), use_cache=True))
     return _rows(states, len(masks))
+
+
+def _prompt_cache(f: MaskedModel, unmasked: UnmaskedPass, rows: int) -> Any:
+    """A copy of the model's own cache of the positions before the response, in so many rows."""
+    if not unmasked.prompt_caches:
+        kinds = [str(vars(module).get("rope_type")) for module in f.model.modules()]
+        if any("dynamic" in kind or "longrope" in kind for kind in kinds):
+            raise NotImplementedError("its rotary angles depend on the length")
+        prompt = unmasked.tokens(f.model)[:, : unmasked.before]
+        unmasked.prompt_caches.append(cache_of(f.base(input_ids=prompt, use_cache=True)))
+    if unmasked.prompt_caches[0] is None:
+        raise NotImplementedError("the model keeps no cache")
+    cache = copy.deepcopy(unmasked.prompt_caches[0])
+    cache.reorder_cache(torch.zeros(rows, dtype=torch.long, device=unmasked.final_hidden.device))
+    return cache
 
 
 def _rows(states: Tensor, number: int) -> Tensor:

@@ -102,11 +102,11 @@ def unembedding(f: MaskedModel) -> Float[Tensor, "V D"]:
     if type(projection) is nn.Linear:
         with align_module_device(projection):  # the reference keeps fetched weights alive
             return projection.weight.detach()
-    if "unembedding" not in f.found:
+    if "unembedding" not in f.findings:
         width = getattr(projection, "in_features", f.model.config.get_text_config().hidden_size)
         place = execution_device(projection)
         states = torch.eye(width, dtype=lowest_precision(f.model), device=place)
         with torch.no_grad():
             rows = projection(states) - projection(torch.zeros_like(states[:1]))
-        f.found["unembedding"] = rows.T.contiguous()
-    return f.found["unembedding"]
+        f.findings["unembedding"] = rows.T.contiguous()
+    return f.findings["unembedding"]

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +10,12 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from lm_polygraph_asmi.core.model.check import LONGER
-from lm_polygraph_asmi.core.model.devices import execution_device, lowest_precision
+from lm_polygraph_asmi.core.model.devices import execution_device
 from lm_polygraph_asmi.core.model.foreign import depends_on_place
 from lm_polygraph_asmi.core.model.forwards import replaced_forwards, with_cache
 from lm_polygraph_asmi.core.model.masked import MaskedModel
 from lm_polygraph_asmi.core.model.passes import returning, states_name, validate_tokens
+from lm_polygraph_asmi.core.model.rounding import EMBEDDING
 
 log = logging.getLogger("lm_polygraph")
 
@@ -39,31 +39,45 @@ def response_embeddings(
     ids = [torch.tensor(response, dtype=torch.long) for response in responses]
     for response in ids:
         validate_tokens(f.model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
-    alone = partial(_embedding, f, layer, prompt_ids)
-    # The prompt runs once for all where the model keeps plain keys and values, which a pass of the
-    # longest response confirms; else each response gets a pass.
-    longest = f.found.setdefault(("embeddings", f.attention), [0])
-    if f.structure.passes.get("response") == "packed" and longest[0] is not None:
-        at = max(range(len(ids)), key=lambda i: len(ids[i]))
-        length = len(prompt_ids) + len(ids[at])
-        cause = "code of others does not act on each position alike"
-        if not depends_on_place(f):
-            found = _after_one_prompt(f, layer, prompt_ids, ids)
-            if length <= LONGER * longest[0]:
-                return found
-            expected, cause = alone(ids[at]), "those after one pass of the prompt are wrong"
-            rounding = 1e-4 if lowest_precision(f.model).itemsize >= 4 else 0.05
-            if (found[at] - expected).norm() <= rounding * expected.norm():
-                longest[0] = length
-                return found
-        longest[0] = None
+    found, cause = _by_one_prompt_pass(f, layer, prompt_ids, ids)
+    if found is not None:
+        return found
+    if cause:
+        one_pass = len(prompt_ids) + len(ids) * max(map(len, ids))
         separate = sum(len(prompt_ids) + len(response) for response in ids)
         log.warning(
             "%s: each of %d responses is embedded by a pass of its own, %.1f times the work "
-            "(positions): %s", type(f.model).__name__, len(ids),
-            separate / (len(prompt_ids) + len(ids) * len(ids[at])), cause,
+            "(positions): %s", type(f.model).__name__, len(ids), separate / one_pass, cause,
         )  # fmt: skip
-    return torch.stack([alone(response) for response in ids])
+    return torch.stack([_embedding(f, layer, prompt_ids, response) for response in ids])
+
+
+def _by_one_prompt_pass(
+    f: MaskedModel, layer: int, prompt_ids: Tensor, ids: list[Tensor]
+) -> tuple[Float[Tensor, "N D"] | None, str | None]:
+    """Embeddings from one pass of the prompt for all responses, where the model keeps plain keys
+    and values. Else None, and why, if a warning is to tell.
+
+    The longest response is compared with a pass of its own, once for each model, and again for a
+    text more than `LONGER` times as long. After a difference, the model is not tried again.
+    """
+    longest = f.findings.setdefault(("embeddings", f.attention), [0])
+    if f.structure.passes.get("response") != "packed" or longest[0] is None:
+        return None, None
+    if depends_on_place(f):
+        longest[0] = None
+        return None, "code of others does not act on each position alike"
+    found = _after_one_prompt(f, layer, prompt_ids, ids)
+    at = max(range(len(ids)), key=lambda i: len(ids[i]))
+    length = len(prompt_ids) + len(ids[at])
+    if length <= LONGER * longest[0]:
+        return found, None
+    expected = _embedding(f, layer, prompt_ids, ids[at])
+    if (found[at] - expected).norm() <= EMBEDDING.of(f.model) * expected.norm():
+        longest[0] = length
+        return found, None
+    longest[0] = None
+    return None, "those after one pass of the prompt are wrong"
 
 
 def _embedding(
@@ -105,7 +119,7 @@ def _states_entering(
     skipped = [returning(layers[i], returns[i], act=keep) for i in range(layer, len(layers))]
     with replaced_forwards(*skipped):
         base(input_ids=input_ids.to(device), use_cache=cache is not None, **caching)
-    if entering[0].shape[:2] != input_ids.shape:
+    if entering[0].ndim != 3 or entering[0].shape[:2] != input_ids.shape:
         raise ValueError(
             f"{type(f.model).__name__} has hidden states of shape {tuple(entering[0].shape)}: a "
             "response has no single embedding, so Adapt-ASMI is not defined"

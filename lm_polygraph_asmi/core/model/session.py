@@ -99,26 +99,29 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
     """
     record = record_of(model)
     with model_lock(model), ExitStack() as restored, changes() as undo:
-        outermost = not record.in_session
-        modules = list(model.modules()) if outermost else []  # once for nested sessions
         for device in filter(torch.is_autocast_enabled, DEVICES):
             restored.enter_context(torch.autocast(device, enabled=False))
-        for module in modules:  # calls compiled by `module.compile()` ignore later forward methods
-            if module._compiled_call_impl is not None:
-                call = module._compiled_call_impl
-                undo.append(partial(setattr, module, "_compiled_call_impl", call))
-                module._compiled_call_impl = None
-        training = [module for module in modules if module.training]
-        current = attention_of(model)
+        current, outermost = attention_of(model), not record.in_session
         if outermost:
+            _evaluation_mode(model, undo)
             findings(model)  # records the state with which the session's end compares
             undo.append(partial(setattr, record, "in_session", False))
             record.in_session, record.own_attention = True, current
         implementation = attention or record.own_attention or current
         if implementation != current:
             _switch_attention(model, implementation, undo)
-        if training:
-            undo += [partial(setattr, module, "training", True) for module in training]
-            model.eval()
         with torch.inference_mode(), _unchanged(model, outermost):
             yield
+
+
+def _evaluation_mode(model: PreTrainedModel, undo: list[Any]) -> None:
+    """Evaluation mode, without compiled calls; `undo` gets what restores each module."""
+    modules = list(model.modules())
+    for module in modules:  # calls compiled by `module.compile()` ignore later forward methods
+        if module._compiled_call_impl is not None:
+            call = module._compiled_call_impl
+            undo.append(partial(setattr, module, "_compiled_call_impl", call))
+            module._compiled_call_impl = None
+    if training := [module for module in modules if module.training]:
+        undo += [partial(setattr, module, "training", True) for module in training]
+        model.eval()

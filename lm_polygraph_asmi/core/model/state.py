@@ -38,8 +38,8 @@ class Record:
     seen: Seen | None = None  # the model, when `model_state` was last found
     state: int = 0  # and its `model_state` then
     watched: list[Any] = field(default_factory=list)  # weak references to tensors, see `watch`
-    found: dict[Hashable, Any] = field(default_factory=dict)  # see `findings`
-    found_in: int = 0  # the state in which `found` is valid
+    findings: dict[Hashable, Any] = field(default_factory=dict)  # see the function `findings`
+    found_in: int = 0  # the state in which they are valid
     in_session: bool = False
     own_attention: str | None = None  # in a session: the implementation before it
 
@@ -117,8 +117,8 @@ def findings(model: nn.Module) -> dict[Hashable, Any]:
     """What was found about the model in its present state, by name; empty in a new state."""
     record, state = record_of(model), model_state(model)
     if record.found_in != state:
-        record.found, record.found_in = {}, state
-    return record.found
+        record.findings, record.found_in = {}, state
+    return record.findings
 
 
 def model_state(model: nn.Module) -> int:

@@ -22,9 +22,9 @@ from lm_polygraph_asmi.core.model.devices import (
     check_distributions,
     dtypes_of,
     execution_device,
-    lowest_precision,
 )
 from lm_polygraph_asmi.core.model.forwards import Forward, first_tensor, replaced_forwards
+from lm_polygraph_asmi.core.model.rounding import RERUN
 from lm_polygraph_asmi.core.model.session import scoring_session
 from lm_polygraph_asmi.core.model.state import findings, watch
 
@@ -403,6 +403,5 @@ def _check_causal(model: PreTrainedModel, logits: Tensor, changed: Tensor, again
 
 def _close(model: PreTrainedModel, first: Tensor, second: Tensor) -> bool:
     """Whether two passes agree up to rounding."""
-    rounding = 1e-3 if lowest_precision(model).itemsize >= 4 else 0.1
     first, second = first.softmax(-1), second.softmax(-1)
-    return bool((first - second).abs().sum(-1).max() <= rounding)
+    return bool((first - second).abs().sum(-1).max() <= RERUN.of(model))

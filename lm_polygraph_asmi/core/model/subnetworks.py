@@ -11,22 +11,17 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from lm_polygraph_asmi.core.model.check import (
+from lm_polygraph_asmi.core.model.check import Differs, self_check
+from lm_polygraph_asmi.core.model.choice import (
     FULL,
     PASSES,
-    Pass,
-    check_unmasked,
-    self_check,
-    trusted,
+    MaskedPass,
+    candidates,
     warn_slower,
 )
 from lm_polygraph_asmi.core.model.masked import MaskedModel
 from lm_polygraph_asmi.core.model.memory import batch_bytes, default_budget, in_chunks
-from lm_polygraph_asmi.core.model.passes import (
-    UnmaskedPass,
-    packed,
-    rows_after_prompt,
-)
+from lm_polygraph_asmi.core.model.passes import UnmaskedPass, packed, rows_after_prompt
 
 PACKED_POSITIONS = {"cpu": 256, "gpu": 4096}
 """Most response positions in one packed sequence. Each is compared with all others, so longer ones
@@ -47,17 +42,17 @@ class Subnetworks:
 
 
 def _masks_per_pass(
-    f: MaskedModel, unmasked: UnmaskedPass, total: int, budget: int, way: Pass
+    f: MaskedModel, unmasked: UnmaskedPass, total: int, budget: int, run: MaskedPass
 ) -> int:
     """How many of `total` masks to run together within `budget` bytes; at least one."""
     length, before = len(unmasked.final_hidden), unmasked.before
-    if way is packed:
+    if run is packed:
         kind = "cpu" if unmasked.final_hidden.device.type == "cpu" else "gpu"
         total = min(total, PACKED_POSITIONS[kind] // length)
 
     def needed(masks: int) -> int:  # grows with their number
-        if way in (packed, rows_after_prompt):
-            return batch_bytes(f, masks, length, cached=before, packed=way is packed)
+        if run in (packed, rows_after_prompt):
+            return batch_bytes(f, masks, length, cached=before, packed=run is packed)
         return batch_bytes(f, masks, before + length)
 
     return max(1, bisect_right(range(1, total + 1), budget, key=needed))
@@ -80,7 +75,6 @@ def run_subnetworks(
 
     Raises:
         ValueError: a layer without heads, or masks that are not (S, H) zeros and ones.
-        RuntimeError: see `check_unmasked`.
     """
     heads = f.num_heads(layer)
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
@@ -95,7 +89,6 @@ def run_subnetworks(
     unmasked_rows = distinct.bool().all(dim=1) & shortcut
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[unmasked_rows] = unmasked.final_hidden
-    check_unmasked(f, unmasked)
     if not unmasked_rows.all():
         budget = memory_budget or default_budget(unmasked.final_hidden.device)
         to_run = ~unmasked_rows
@@ -106,32 +99,42 @@ def run_subnetworks(
 def _masked_states(
     f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Tensor, budget: int
 ) -> Float[Tensor, "B T D"]:
-    """Final states under each mask: by the fastest passes, or by slower ones until they are right.
+    """Final states under each mask: by the fastest candidate, or by slower ones until one is right.
 
     Full passes, the last, always are; their errors are raised.
     """
-    use, passes = trusted(f, layer, unmasked.scope), PASSES[unmasked.scope]
-    if use.cause:
-        warn_slower(f, unmasked, layer, len(masks), use.cause, next(iter(passes)))
-        use.cause = None
+    choice, fastest = candidates(f, layer, unmasked.scope), next(iter(PASSES[unmasked.scope]))
+    if choice.cause:
+        warn_slower(f, unmasked, layer, len(masks), choice.cause, fastest)
+        choice.cause = None
     while True:
-        way = passes[use.names[0]]
-        chunk = _masks_per_pass(f, unmasked, len(masks), budget, way)
+        name = choice.first
         try:
-            parts = in_chunks(partial(way, f, unmasked, layer), masks, chunk)
+            states = _by_first_candidate(f, unmasked, layer, masks, budget)
         except (torch.OutOfMemoryError, FloatingPointError):
             raise
         except Exception as error:  # models raise different errors
-            if use.names[0] == FULL:
+            if name == FULL:
                 raise
-            wrong: str | None = f"it raised {type(error).__name__}: {error}"
+            differs = isinstance(error, Differs)
+            reason = str(error) if differs else f"it raised {type(error).__name__}: {error}"
+            choice.drop_first()
+            cause = f"{name!r} failed the self-check (scope {unmasked.scope}): {reason}"
+            warn_slower(f, unmasked, layer, len(masks), cause, name)
         else:
-            states = torch.cat(parts)
-            together = max(map(len, parts)) if way is packed else 1
-            positions = together * len(unmasked.final_hidden)
-            wrong = self_check(f, unmasked, layer, masks, states, positions)
-            if wrong is None:
-                return states
-        failed = use.give_up()
-        cause = f"{failed!r} failed the self-check (scope {unmasked.scope}): {wrong}"
-        warn_slower(f, unmasked, layer, len(masks), cause, failed)
+            choice.used = True
+            return states
+
+
+def _by_first_candidate(
+    f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Tensor, budget: int
+) -> Float[Tensor, "B T D"]:
+    """Final states under each mask, which the self-check finds right; else it raises `Differs`."""
+    run = PASSES[unmasked.scope][candidates(f, layer, unmasked.scope).first]
+    at_once = _masks_per_pass(f, unmasked, len(masks), budget, run)
+    parts = in_chunks(partial(run, f, unmasked, layer), masks, at_once)
+    states = torch.cat(parts)
+    answers_in_one_pass = max(map(len, parts)) if run is packed else 1
+    positions = answers_in_one_pass * len(unmasked.final_hidden)
+    self_check(f, unmasked, layer, masks, states, positions)
+    return states

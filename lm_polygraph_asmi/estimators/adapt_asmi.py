@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lm_polygraph_asmi.core.scores import discount
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.results.names import DIVERSITY_AT
 
@@ -25,8 +24,8 @@ class AdaptASMI(MaskedHeadsEstimator):
     def _dependencies(self) -> list[str]:
         return [*super()._dependencies(), DIVERSITY_AT[self.config.gate_token]]
 
-    def _discount(self, example: Mapping[str, Any]) -> float:
-        return discount(self.config, example[DIVERSITY_AT[self.config.gate_token]])
+    def _diversity(self, example: Mapping[str, Any]) -> float:
+        return float(example[DIVERSITY_AT[self.config.gate_token]])
 
 
 def load_estimator(config: Mapping[str, Any]) -> AdaptASMI:

@@ -8,7 +8,7 @@ from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.core.mask_plan import operating_point
-from lm_polygraph_asmi.core.scores import aggregate, discount, token_scores
+from lm_polygraph_asmi.core.scores import answer_score
 
 
 def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
@@ -109,10 +109,10 @@ class MaskedHeadsEstimator(Estimator):
         scores = []
         for row, masked in enumerate(at_depth(stats, self.config.depth)):
             self._check_settings(masked["settings"])
-            example = masked | {name: values[row] for name, values in others.items()}
-            tokens = self._token_scores(example)
-            counted = self.config.counted(len(tokens), example["asmi_closing"])
-            scores.append(aggregate(tokens[:counted], self.config.aggregation))
+            example = {name: values[row] for name, values in others.items()}
+            counted = self.config.counted(len(masked["mi"]), example["asmi_closing"])
+            mi, agreement = (masked[name][:counted] for name in ("mi", "agreement"))
+            scores.append(answer_score(self.config, mi, agreement, self._diversity(example)))
         if not np.isfinite(scores).all():
             raise ValueError(
                 f"expected finite scores from {self}, got {scores}: the run stops, because "
@@ -132,10 +132,6 @@ class MaskedHeadsEstimator(Estimator):
                 f"{ {k: actual[k] for k in different} }: give both the same settings"
             )
 
-    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
-        """(T,) scores of the tokens, nats, from the fields of `asmi` and the other dependencies."""
-        return token_scores(example["mi"], example["agreement"], self._discount(example))
-
-    def _discount(self, example: Mapping[str, Any]) -> float:
-        """alpha, the weight of the semantic discount for the answer."""
-        return discount(self.config)
+    def _diversity(self, example: Mapping[str, Any]) -> float | None:
+        """div(x) of the sampled answers, from the other dependencies; None: not needed."""
+        return None

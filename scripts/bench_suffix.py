@@ -40,7 +40,7 @@ from lm_polygraph_asmi.core.model import (
     structure_of,
     unembedding,
 )
-from lm_polygraph_asmi.core.model.choice import PASSES, candidates
+from lm_polygraph_asmi.core.model.choice import PASSES, passes_to_try
 from lm_polygraph_asmi.host.loading import load_named
 from tests.families import subnetwork_log_probs
 
@@ -134,7 +134,7 @@ class Contenders:
     def kernels(self, scope: str) -> int:
         """Kernels of one masked pass: on a processor, operators that call no other and compute."""
         found = run_unmasked(self.f, self.input_ids, self.prompt_length, [self.layer], scope)
-        run = PASSES[scope][candidates(self.f, self.layer, scope).first]
+        run = PASSES[scope][passes_to_try(self.f, self.layer, scope).first]
         on_gpu = self.model.device.type == "cuda"
         activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
         with profile(activities=[activity]) as profiler:

@@ -31,7 +31,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.model import masked_model, scoring_session, structure, structure_of
-from lm_polygraph_asmi.core.model.choice import PASSES, candidates
+from lm_polygraph_asmi.core.model.choice import PASSES, passes_to_try
 from lm_polygraph_asmi.core.model.memory import batch_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -108,7 +108,7 @@ def wrong(
     """The first case that is wrong if these passes are known, up to a length; or what falls."""
     for attention, cases in tested:
         with masked_model(model, attention) as f:
-            use = candidates(f, layer, scope)
+            use = passes_to_try(f, layer, scope)
         use.names, use.compared = list(names), (longest, longest)
         for ids, prompt, masks, expected in cases:
             budget = batch_bytes(f, BATCH, len(ids) - 1) if len(masks) > BATCH else None

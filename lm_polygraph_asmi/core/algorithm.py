@@ -31,7 +31,7 @@ from lm_polygraph_asmi.core.model import (
     UnmaskedPass,
     check_unmasked,
     readout,
-    reads_cache,
+    reads_keys_and_values,
     run_subnetworks,
     run_unmasked,
     unembedding,
@@ -49,7 +49,8 @@ def unmasked_pass(
     RuntimeError: they are not those of the model itself, see `check_unmasked`.
     """
     # 2: h_cache <- f_pre(x, y)
-    unmasked = run_unmasked(f, x_y, P, layers, scope, reads_cache(f, layers, scope))
+    keep = reads_keys_and_values(f, layers, scope)
+    unmasked = run_unmasked(f, x_y, P, layers, scope, keep_keys_and_values=keep)
     check_unmasked(f, unmasked)
     return unmasked
 
@@ -78,6 +79,7 @@ def token_statistics(
     # 6: end for
     subnetworks = run_subnetworks(f, unmasked, layer, masks, config.memory_budget)
     y, W_lm = x_y[P:], unembedding(f)
+    # How many positions, and rows of the cosine matrix G in A_t, fit into memory at once.
     positions, rows_of_G = reduction_sizes(len(subnetworks.hidden), K, W_lm, config.memory_budget)
 
     def reduced(at: range) -> dict[str, np.ndarray]:
@@ -86,7 +88,7 @@ def token_statistics(
         weight = W_lm.to(log_probs.device)
         # Equal masks ran once: how often each row was drawn, and the row of each of the S draws.
         counts, row_of_draw = subnetworks.drawn_on(log_probs.device)
-        share = mask_weights(counts, len(log_probs))
+        share = mask_weights(counts, len(log_probs))  # counts / S
         by_rank = ranked(log_probs, max(K, *TOP_K))
         # 7: form top-K union support and tail-bucket distributions
         support = union_support(log_probs, K, by_rank)

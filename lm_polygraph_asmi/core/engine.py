@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi.config import ASMIConfig, check_fits, target_layer
 from lm_polygraph_asmi.core import algorithm
 from lm_polygraph_asmi.core.identity import model_key
-from lm_polygraph_asmi.core.mask_plan import operating_point
 from lm_polygraph_asmi.core.maths import response_diversity
 from lm_polygraph_asmi.core.model import (
     MaskedModel,
@@ -88,15 +87,13 @@ class Engine:
         return masked_model(model, config.attention, config.structure, config.compile)
 
     def settings(self, model: PreTrainedModel, depth: float | None = None) -> Settings:
-        """Settings on this model, with derived values; by default at the config's depth."""
+        """Settings on this model; by default at the config's depth."""
         config = self.config if depth is None else self.config.replace(depth=depth)
         structure = structure_of(model, config.structure)
         layer, layers = structure.layer_at(config.depth), structure.num_layers
         heads, requested = structure.heads[layer], target_layer(config.depth, layers)
-        derived = operating_point(heads, config.num_masks, config.mask_rate)
-        attention = config.attention or attention_of(model)
         return Settings(
-            config.replace(attention=attention, **derived._asdict()),
+            config.replace(attention=config.attention or attention_of(model)),
             layer=layer,
             num_layers=layers,
             num_heads=heads,
@@ -119,7 +116,10 @@ class Engine:
             depths: by default, the config's.
 
         Raises:
-            ValueError: an empty response, or text longer than the context window.
+            ValueError: an empty response, a token of probability 0, or text longer than the context
+                window; a model that was changed meanwhile (`ModelChanged`).
+            TypeError: a model whose heads cannot be masked, see `structure_of`.
+            RuntimeError: the final states do not give the model's logits, see `check_unmasked`.
             FloatingPointError: logits that are no distribution, see `readout`.
         """
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
@@ -206,16 +206,19 @@ class Engine:
             x_y = torch.cat([prompt.cpu(), torch.tensor(list(response), dtype=prompt.dtype)])
             return algorithm.unmasked_pass(f, x_y, len(prompt), layers, self.config.scope)
 
+        if len(responses) == 1:
+            return run(responses[0])
         left = sorted(responses, key=len)
-        ran, unmasked = left[0], run(left[0])
+        that_ran, unmasked = left[0], run(left[0])
         while (place := first_difference(left)) is not None:
-            if ran not in left:  # its distributions at `place` follow other tokens
-                ran, unmasked = left[0], run(left[0])
+            if that_ran not in left:  # its distributions at `place` follow other tokens
+                that_ran, unmasked = left[0], run(left[0])
             log_probs = readout(f, unmasked.final_hidden[place])
             token = max({ids[place] for ids in left}, key=lambda token: log_probs[token].item())
             left = [ids for ids in left if ids[place] == token]
         chosen = left[0]
-        if chosen[:-1] != ran[:-1]:
+        differs_before_its_end = chosen[:-1] != that_ran[:-1]
+        if differs_before_its_end:
             return run(chosen)
         x_y = unmasked.input_ids.clone()
         x_y[-1] = chosen[-1]

@@ -56,8 +56,9 @@ def heads_masked_at_once(num_heads: int, mask_rate: float) -> tuple[int, float]:
     """How many heads one mask masks at most, in all but a share `DEGRADATION` of the masks.
 
     Returns:
-        The quantile of the binomial distribution, by which `largest_mask_rate` chooses p; and its
-        Gaussian approximation, equation "app-fidelity" of the paper.
+        The quantile of the binomial distribution, which is at most `tolerated_heads` where
+        `largest_mask_rate` admits p; and its Gaussian approximation, equation "app-fidelity" of the
+        paper.
 
     Example:
         >>> exact, gaussian = heads_masked_at_once(32, 0.15)  # 4.8 heads on average

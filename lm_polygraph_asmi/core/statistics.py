@@ -15,8 +15,7 @@ TOP_K = (1, 8, 16, 32, 64, 128, 256)
 CANDIDATES = 8
 """Tokens per position in the field `candidates`."""
 MASKS_FIRST = ("top_token", "kl", "masked_log_likelihood")
-"""Statistics whose axis 0 are the S masks; of all others, it is the T tokens. A new one of shape
-(S, T) must be listed here."""
+"""Statistics of shape (S, T). Of the others that `concatenated` joins, axis 0 are the T tokens."""
 
 NOT_BY_DEPTH = (
     "tokens", "prompt_length", "entropy", "log_likelihood", "likeliest", "unmasked_seconds",
@@ -27,7 +26,7 @@ NOT_BY_DEPTH = (
 
 @dataclass(frozen=True)
 class Settings:
-    """A config with the S, p and attention in use, and what they depend on in the model.
+    """A config with the attention in use, and what S and p depend on in the model.
 
     Saved with every example and depth, as a flat dictionary of plain values.
     """
@@ -40,13 +39,14 @@ class Settings:
 
     @property
     def operating_point(self) -> OperatingPoint:
-        """p and S: those of the config, or else derived from the number of heads."""
+        """p and S: those of the config; where it has none, derived from the number of heads."""
         return operating_point(self.num_heads, self.config.num_masks, self.config.mask_rate)
 
     def to_dict(self) -> dict[str, Any]:
         """All settings of a statistic by name; from the config, those of the masks."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "config"}
-        return self.config.to_dict("masks") | {"attention": self.config.attention} | values
+        used = {"attention": self.config.attention, **self.operating_point._asdict()}
+        return self.config.to_dict("masks") | used | values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -145,5 +145,5 @@ def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedH
     with calculator.engine.session(model) as f:  # raises for an attention that the model lacks
         unembedding(f)
         for depth in calculator.depths:
-            log.info("ASMI uses %s", calculator.engine.settings(model, depth))
+            log.info("ASMI uses %s", calculator.engine.settings(model, depth).to_dict())
     return calculator

@@ -198,7 +198,7 @@ def test_features_of_own_answers_are_those_of_their_ids(scorer, monkeypatch):
     assert len(score.ids) == 3
     features = _features(read(line), scorer)
     np.testing.assert_allclose(-features["free"][0, 0], score.signals["msp"], rtol=1e-4)
-    monkeypatch.setattr(algorithm, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
+    monkeypatch.setattr(algorithm, "run_unmasked", lambda *a, **k: runs.append(1) or plain(*a, **k))
     own = scorer.read(PROMPT, states=True).features
     assert (len(runs), {name: len(own[name]) for name in own}) == (
         1, {"free": 11, "hidden mean": 32, "hidden last": 32}

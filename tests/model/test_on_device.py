@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lm_polygraph_asmi.core.maths import sample_head_masks
 from lm_polygraph_asmi.core.model import structure_of
-from lm_polygraph_asmi.core.model.choice import candidates
+from lm_polygraph_asmi.core.model.choice import passes_to_try
 from lm_polygraph_asmi.core.model.devices import execution_device
 from lm_polygraph_asmi.core.model.readout import wide_product
 from lm_polygraph_asmi.core.model.rounding import limit, variation
@@ -95,7 +95,7 @@ def test_masked_passes_equal_full_passes(name, attention, dtype, scope, device):
                 assert variation(fast.flatten(0, 1), expected.flatten(0, 1)) < limit(dtype)
         # The test could not fail if masking changed nothing.
         assert apart(slow, slow[:1].expand_as(slow)) > (1e-3 if exact else 2 * limit(dtype))
-    way = of_model(candidates, model, decoder.layer, scope).first
+    way = of_model(passes_to_try, model, decoder.layer, scope).first
     assert way == structure_of(model).passes[scope]
 
 

@@ -36,7 +36,9 @@ def model():
 @pytest.fixture
 def passes(monkeypatch):
     layers, run = [], algorithm.run_unmasked
-    monkeypatch.setattr(algorithm, "run_unmasked", lambda *a: layers.append(a[3]) or run(*a))
+    monkeypatch.setattr(
+        algorithm, "run_unmasked", lambda *a, **k: layers.append(a[3]) or run(*a, **k)
+    )
     return layers
 
 

@@ -6,9 +6,9 @@ MI_t, and `agreement` how alike the tokens are that they choose, and how alike s
 Beside this folder, `mask_plan` derives how many masks there are and how often each masks a head,
 and `scores` turns all of it into the score of the answer.
 
-Each axis has one letter throughout: S head masks (subnetworks), T response positions, H query
-heads, V vocabulary, K tokens kept per distribution, U tokens in the union of the S kept sets,
-D width of the output projection, N sampled responses; p is the probability of masking a head.
+Letters of axes: S head masks (subnetworks), T response positions, H query heads, V vocabulary,
+K tokens kept per distribution, U tokens in the union of the S kept sets, D width of the output
+projection, N sampled responses; p is the probability of masking a head.
 `counts`: how often each mask was drawn, by default once each; with it, the axis S has only the
 distinct masks. Logarithms are natural, entropies in nats.
 """

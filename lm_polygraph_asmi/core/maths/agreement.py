@@ -53,9 +53,11 @@ def agreement_on_support(
     counts: Float[Tensor, " S"] | None = None,
     rows_at_once: int | None = None,
 ) -> Float[Tensor, " T"]:
-    """A_t of distributions already reduced to their top K; see `semantic_agreement`.
+    """A_t of distributions that are already reduced to their top K.
 
-    Summing q_m' G q_n over all ordered pairs m != n equals (sum_m q_m)' G (sum_m q_m) minus sum_m
+    q_m is the top K of subnetwork m, renormalised to one, and G holds the cosines of the tokens'
+    rows of W_lm, clipped to [0, 1]; A_t is the mean of q_m' G q_n over ordered pairs m != n, see
+    `semantic_agreement`. The sum over all pairs equals (sum_m q_m)' G (sum_m q_m) minus sum_m
     q_m' G q_m, so the pairs are not enumerated. NaN with fewer than two sampled masks.
 
     Args:
@@ -73,8 +75,8 @@ def agreement_on_support(
     union, block = rows.shape[1], cosine_blocks(rows)
     q = support.top_probs
     num_drawn = float(len(q) if counts is None else counts.sum())
-    weights = num_drawn * mask_weights(counts, len(q)).to(q.device)
-    total = torch.einsum("s,stu->tu", weights, q)
+    drawn = num_drawn * mask_weights(counts, len(q)).to(q.device)  # `counts`, or once each
+    total = torch.einsum("s,stu->tu", drawn, q)
     per_position = q.transpose(0, 1)
     all_pairs = self_pairs = torch.zeros(len(rows), dtype=q.dtype, device=q.device)
     for start in range(0, union, rows_at_once or union):
@@ -85,7 +87,7 @@ def agreement_on_support(
         all_pairs = all_pairs + torch.einsum("tu,tuv,tv->t", total[:, part], kernel, total)
         # (T, S, u) @ (T, u, U): a batched product that never holds S x U x U.
         self_pairs = (
-            self_pairs + ((per_position[..., part] @ kernel) * per_position).sum(-1) @ weights
+            self_pairs + ((per_position[..., part] @ kernel) * per_position).sum(-1) @ drawn
         )
         del kernel  # before the next block is computed
     return ((all_pairs - self_pairs) / (num_drawn * (num_drawn - 1))).clamp(0, 1)

@@ -59,7 +59,7 @@ def disagreement(support: UnionSupport, counts: Float[Tensor, " S"] | None = Non
     # p log(p / p_bar) with 0 log 0 = 0; p_bar > 0 wherever p > 0.
     divergence = (torch.xlogy(reduced, reduced) - torch.xlogy(reduced, mean)).sum(-1)
     return Disagreement(
-        # Outside [0, ln S] only by rounding.
+        # At most ln S, and ln of the number of distinct masks: outside only by rounding.
         mutual_information=(entropy_of_mean - mean_entropy).clamp(0, math.log(len(reduced))),
         entropy_of_mean=entropy_of_mean,
         mean_entropy=mean_entropy,

@@ -141,6 +141,7 @@ def union_support(
     probs = log_probs.gather(-1, expanded).double().exp() * valid
     tail = (1 - probs.sum(dim=-1)).clamp_min(0)
 
+    # Back in the order before sorting: the index in the union of each kept token.
     kept_index = torch.empty_like(union_index).scatter(-1, order, union_index)
     kept_index = kept_index.reshape(num_positions, num_masks, -1).permute(1, 0, 2)
     top_probs = torch.zeros_like(probs).scatter(-1, kept_index, kept.double().softmax(dim=-1))

@@ -1,9 +1,10 @@
 """The self-check: masked passes are compared with full passes before a score is trusted.
 
-Two masks of the first answer are compared, for each model, layer, scope and attention
-implementation. They are compared again when a prompt, or the answers in one pass, are more than
-twice as long. A pass that differs is not used again; the next slower one is, and a warning says why
-and how much more it computes (`choice`). Full passes are the slowest and the truth.
+Two masks of the first response are compared, for each model, layer, scope and attention
+implementation. They are compared again when the prompt, or all copies of the response in one pass,
+are more than twice as long. A pass that differs is not used again; the next slower one is, and a
+warning says why and how much more it computes (`choice`). Full passes are the slowest and the
+truth.
 """
 
 import math
@@ -12,7 +13,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from lm_polygraph_asmi.core.model.choice import FULL, candidates
+from lm_polygraph_asmi.core.model.choice import FULL, passes_to_try
 from lm_polygraph_asmi.core.model.devices import lowest_precision
 from lm_polygraph_asmi.core.model.masked import MaskedModel
 from lm_polygraph_asmi.core.model.passes import UnmaskedPass, full_passes
@@ -23,9 +24,9 @@ from lm_polygraph_asmi.core.model.session import scoring_session
 LONGER = 2
 """Lengths up to this many times the longest that was compared are not compared again."""
 DIFFER_IN_ROUNDING = ("eager", "sdpa")
-"""Two attention implementations that compute the same."""
+"""Two attention implementations whose results differ by rounding alone."""
 ROUNDINGS = 2.0
-"""In 16 bits, at least this many times their difference is allowed."""
+"""In 16 bits, at least this many times the difference between these two is allowed."""
 
 
 class Differs(Exception):
@@ -35,7 +36,7 @@ class Differs(Exception):
 def check_unmasked(f: MaskedModel, unmasked: UnmaskedPass) -> None:
     """Raise RuntimeError if the final states of the unmasked pass do not give the model's
     distributions. Costs a pass for the first answer, and for one twice as long as the longest."""
-    longest = f.findings.setdefault(("unmasked", f.attention, f.compiles), [0])
+    longest = f.kept.setdefault(("unmasked", f.attention, f.compiles), [0])
     length = len(unmasked.input_ids)
     if length <= LONGER * longest[0]:
         return
@@ -65,9 +66,10 @@ def self_check(
 
     Args:
         states: final states under all masks.
-        positions: most positions that one pass had of all its answers together.
+        positions: of all copies of the response in one pass: T, or in a packed one T times its
+            masks.
     """
-    choice, lengths = candidates(f, layer, unmasked.scope), (unmasked.before, positions)
+    choice, lengths = passes_to_try(f, layer, unmasked.scope), (unmasked.before, positions)
     known = all(now <= LONGER * most for now, most in zip(lengths, choice.compared, strict=True))
     if choice.first == FULL or known:
         return
@@ -98,7 +100,7 @@ def largest_rounding(f: MaskedModel, unmasked: UnmaskedPass) -> float:
 def _rounding(f: MaskedModel, unmasked: UnmaskedPass) -> float:
     """Total variation of the unmasked pass between `DIFFER_IN_ROUNDING`. 0 if the model is not
     16-bit, or has only one of them."""
-    if lowest_precision(f.model) in LIMITS:
+    if lowest_precision(f.model) in LIMITS:  # 32 or 64 bits
         return 0.0
     log_probs = []
     try:

@@ -38,7 +38,7 @@ MASKABLE = ("eager", "sdpa")
 
 
 @dataclass
-class Candidates:
+class PassesToTry:
     """The passes that one layer may use with one attention implementation, fastest first.
 
     The first is used. It leaves when it fails the self-check, which compares it with full passes
@@ -48,10 +48,11 @@ class Candidates:
     scope: str
     attention: str
     names: list[str]  # of `PASSES`
-    # Most positions of a prompt, and of the answers in one pass, for which the first was right.
+    # Most positions of a prompt, and of all copies of the response in one pass, for which the first
+    # was right. A packed pass has a copy for each mask.
     compared: tuple[int, int] = 0, 0
     used: bool = False  # whether an answer was scored with the first
-    cause: str | None = None  # why faster ones are not among them, until a warning has told it
+    cause: str | None = None  # why faster ones are not among them; None after a warning said so
 
     @property
     def first(self) -> str:
@@ -63,16 +64,20 @@ class Candidates:
         del self.names[0]
 
 
-def candidates(f: MaskedModel, layer: int, scope: str) -> Candidates:
-    """The candidates at a layer, chosen at the first call. A changed model gets new ones."""
-    key = "candidates", layer, scope, f.attention, f.compiles
-    if key not in f.findings:
+def passes_to_try(f: MaskedModel, layer: int, scope: str) -> PassesToTry:
+    """The passes to try at a layer, chosen at the first call. A changed model gets new ones.
+
+    Of all layers with the same cause, only the first has it: one warning is enough.
+    """
+    key = "passes_to_try", layer, scope, f.attention, f.compiles
+    if key not in f.kept:
         names, cause = _may_be_right(f, scope)
-        told = f.findings.setdefault("causes of slower passes", set())
-        cause_to_tell = None if cause in told else cause
-        told.add(cause)
-        f.findings[key] = Candidates(scope, f.attention, names, cause=cause_to_tell)
-    chosen: Candidates = f.findings[key]
+        known = f.kept.setdefault("causes of slower passes", set())
+        f.kept[key] = PassesToTry(
+            scope, f.attention, names, cause=None if cause in known else cause
+        )
+        known.add(cause)
+    chosen: PassesToTry = f.kept[key]
     return chosen
 
 
@@ -88,25 +93,28 @@ def _may_be_right(f: MaskedModel, scope: str) -> tuple[list[str], str | None]:
         return [FULL], f"{code} does not act on each position alike (scope {scope})"
     if listed == FULL:
         return [FULL], f"no faster pass is right for its class (scope {scope})"
-    if scope == "response" and f.attention not in MASKABLE:
-        start = max(1, names.index(listed or names[1]))
-        return names[start:], f"attention {f.attention!r} takes no mask (scope {scope})"
-    if scope == "response" and listed is None:
+    if listed is not None:
+        names = names[names.index(listed) :]
+    if names[0] == "packed" and f.attention not in MASKABLE:
+        return names[1:], f"attention {f.attention!r} takes no mask (scope {scope})"
+    if names[0] == "packed" and listed is None:
         return names[1:], "its class is not listed, and may keep other things than keys and values"
-    return names[names.index(listed or names[0]) :], None
+    return names, None
 
 
-def reads_cache(f: MaskedModel, layers: list[int], scope: str) -> bool:
+def reads_keys_and_values(f: MaskedModel, layers: list[int], scope: str) -> bool:
     """Whether masked passes of some layer read keys and values that the unmasked pass keeps."""
-    return scope == "response" and any(candidates(f, at, scope).first == "packed" for at in layers)
+    return scope == "response" and any(
+        passes_to_try(f, at, scope).first == "packed" for at in layers
+    )
 
 
 def passes_in_use(f: MaskedModel, scope: str) -> list[str]:
     """Names of the passes that scored answers with the attention in use, of any layer."""
     used = {
         each.first
-        for each in f.findings.values()
-        if isinstance(each, Candidates)
+        for each in f.kept.values()
+        if isinstance(each, PassesToTry)
         and each.used
         and (each.scope, each.attention) == (scope, f.attention)
     }
@@ -117,7 +125,7 @@ def warn_slower(
     f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: int, cause: str, fast: str
 ) -> None:
     """Say why a slower pass runs in place of a fast one, and how much more it computes."""
-    slow = candidates(f, layer, unmasked.scope).first
+    slow = passes_to_try(f, layer, unmasked.scope).first
     work = _work(f, unmasked, layer, masks)
     log.warning(
         "%s: %s. Using %r instead of %r, which is %.1f times the work (layers times positions)",

@@ -15,13 +15,14 @@ from transformers.utils import is_flash_attn_2_available
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.model.check import check_unmasked, largest_rounding
-from lm_polygraph_asmi.core.model.choice import MASKABLE, candidates, reads_cache
+from lm_polygraph_asmi.core.model.choice import MASKABLE, passes_to_try, reads_keys_and_values
 from lm_polygraph_asmi.core.model.devices import execution_device
 from lm_polygraph_asmi.core.model.masked import MaskedModel, masked_model
 from lm_polygraph_asmi.core.model.memory import distributions_at_once, in_chunks
 from lm_polygraph_asmi.core.model.passes import full_passes, run_unmasked
 from lm_polygraph_asmi.core.model.readout import readout
 from lm_polygraph_asmi.core.model.rounding import variation
+from lm_polygraph_asmi.core.model.session import ModelChanged
 from lm_polygraph_asmi.core.model.subnetworks import run_subnetworks
 
 DEPTHS = (0.6, 0.9)
@@ -55,8 +56,8 @@ def masked_log_probs(
 
     Arguments and errors as of `run_unmasked` and `run_subnetworks`.
     """
-    keep_cache = reads_cache(f, [layer], scope)
-    unmasked = run_unmasked(f, input_ids, prompt_length, [layer], scope, keep_cache)
+    keep_keys_and_values = reads_keys_and_values(f, [layer], scope)
+    unmasked = run_unmasked(f, input_ids, prompt_length, [layer], scope, keep_keys_and_values)
     check_unmasked(f, unmasked)
     subnetworks = run_subnetworks(f, unmasked, layer, masks, memory_budget)
     hidden, device = subnetworks.hidden, execution_device(f.lm_head)
@@ -87,6 +88,8 @@ def compare_all(
             with masked_model(model, attention, structure) as f:
                 layers = sorted({f.structure.layer_at(depth) for depth in DEPTHS})
                 found += [_compared(f, text, at, scope) for at in layers for scope in SCOPES]
+        except ModelChanged:
+            raise
         except ValueError as error:
             missing[attention] = str(error)
     if not found:
@@ -108,4 +111,4 @@ def _compared(f: MaskedModel, text: Tensor, layer: int, scope: str) -> Compared:
         allowed = largest_rounding(f, unmasked)
         right &= all(each <= allowed for each in differences[-len(masks) :])  # NaN is not
     worst = max(differences, key=lambda each: (math.isnan(each), each))
-    return Compared(f.attention, layer, scope, candidates(f, layer, scope).first, worst, right)
+    return Compared(f.attention, layer, scope, passes_to_try(f, layer, scope).first, worst, right)

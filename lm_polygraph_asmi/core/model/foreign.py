@@ -27,7 +27,7 @@ TIMES = 64
 def depends_on_place(f: MaskedModel) -> list[str]:
     """Paths of modules with code of others that does not act on each position and row alike."""
     key, inside = "depends on place", f"{f.structure.base_model}."
-    if key not in f.findings:
+    if key not in f.kept:
         modules = {
             path: f.model.get_submodule(path)
             for path in foreign_modules(f.model)
@@ -43,8 +43,8 @@ def depends_on_place(f: MaskedModel) -> list[str]:
             with replaced_forwards(*((own, partial(watch, at)) for at, own in modules.items())):
                 f.base(input_ids=ordinary_tokens(f.model), use_cache=False)
         most = MODULE.of(f.model)
-        f.findings[key] = [at for at in calls if not _acts_alike(modules[at], *calls[at], most)]
-    paths: list[str] = f.findings[key]
+        f.kept[key] = [at for at in calls if not _acts_alike(modules[at], *calls[at], most)]
+    paths: list[str] = f.kept[key]
     return paths
 
 
@@ -65,8 +65,9 @@ def _acts_alike(
 
 def _repeated(parts: Any) -> Any:
     def repeat(tensor: Tensor) -> Tensor:
-        sizes = [TIMES if size == TOKENS else 1 for size in tensor.shape]
-        return tensor.repeat([2, *sizes[1:]] if tensor.shape[:1] == (1,) else sizes)
+        times = [TIMES if size == TOKENS else 1 for size in tensor.shape]
+        has_rows = tensor.shape[:1] == (1,)  # the text is one row
+        return tensor.repeat([2, *times[1:]] if has_rows else times)
 
     return tree_map_only(Tensor, repeat, parts)
 

@@ -31,7 +31,8 @@ def replaced_forwards(*replacements: Replacement) -> Iterator[None]:
     """
     with changes() as undo:
         for module, forward in replacements:
-            # An attribute only if accelerate wrapped the class's method.
+            # None: the module has only its class's method, not one that accelerate or an outer
+            # replacement has set.
             undo.append(partial(_restore, module, vars(module).get("forward")))
             module.forward = partial(_in_thread, get_ident(), forward, module.forward)
         yield

@@ -36,7 +36,8 @@ class MaskedModel:
     structure: Structure
     attention: str  # the implementation in use, such as "sdpa"
     compiles: bool  # whether `torch.compile` runs the layers
-    findings: dict[Hashable, Any]  # those of `state.findings` for this structure
+    # What was found out about the model, for this structure; emptied when the model changes.
+    kept: dict[Hashable, Any]
 
     @cached_property
     def layers(self) -> list[nn.Module]:
@@ -45,7 +46,11 @@ class MaskedModel:
 
     @cached_property
     def handing_on(self) -> set[int]:
-        """Layers that may hand more than states to layers above."""
+        """Layers that may hand more than states to layers above, such as keys and values.
+
+        These are layers that return a tuple of more than the states (`Structure.returns`), and
+        those with an argument for keys and values that layers share.
+        """
         taken = [SHARED in parameters_of(type(layer).forward) for layer in self.layers]
         return {i for i, length in enumerate(self.structure.returns) if length > 1 or taken[i]}
 
@@ -98,10 +103,10 @@ def masked_model(
     Arguments are settings of `ASMIConfig`, `compiles` its `compile`. Raises TypeError: the heads
     cannot be masked; ValueError: as of `scoring_session`.
     """
-    # Layers may differ in settings, each kind of which is compiled.
-    kinds = {"specialize_float": True, "recompile_limit": RECOMPILES}
-    compiling = torch._dynamo.config.patch(kinds) if compiles else nullcontext()
+    # Layers of a class that differ in a number, such as a window, are compiled one by one.
+    options = {"specialize_float": True, "recompile_limit": RECOMPILES}
+    compiling = torch._dynamo.config.patch(options) if compiles else nullcontext()
     with scoring_session(model, attention), compiling:
         where = structure_of(model, structure)
-        of_structure = findings(model).setdefault(("passes", structure), {})
-        yield MaskedModel(model, where, attention_of(model), compiles, of_structure)
+        kept = findings(model).setdefault(("passes", structure), {})
+        yield MaskedModel(model, where, attention_of(model), compiles, kept)

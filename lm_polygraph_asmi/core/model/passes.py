@@ -36,20 +36,25 @@ from lm_polygraph_asmi.core.model.masked import MaskedModel
 from lm_polygraph_asmi.core.model.structure import context_window
 
 KeysAndValues = tuple[Tensor, ...]
-Place = Callable[[int, KeysAndValues], KeysAndValues]
-"""Index of a layer, and its keys and values in the unmasked pass -> those of a masked pass."""
 
 
 @dataclass(frozen=True)
 class UnmaskedPass:
-    """The unmasked pass of one example; the last token, which predicts nothing, does not run."""
+    """The unmasked pass of one example; the last token, which predicts nothing, does not run.
+
+    In this module, N is the number of tokens that run, T of them predict the response, and B is the
+    number of masks that run together.
+    """
 
     input_ids: Int[Tensor, " tokens"]  # prompt and response, N + 1
-    prompt_length: int  # T = N + 1 - prompt_length
+    prompt_length: int  # N + 1 - T
     scope: str
     final_hidden: Float[Tensor, "T D"]  # after the final norm, where the response is predicted
-    entering: dict[int, Tensor]  # each target layer; (1, N, D), in some models with another axis
-    leaving: dict[int, Float[Tensor, "T _"]]  # each target layer; the last one's after the norm
+    # States that enter each target layer: (1, N, D), in some models with another axis. Masked
+    # passes begin with them.
+    entering: dict[int, Tensor]
+    # States that leave each target layer, of the last layer after the norm; no pass reads them.
+    leaving: dict[int, Float[Tensor, "T _"]]
     # Keys and values that layers below a target share with layers above, by layer.
     shared: dict[int, dict[str, KeysAndValues]] = field(default_factory=dict)
     # What these layers return beside their states, by layer.
@@ -80,7 +85,8 @@ def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: in
     """Raise ValueError unless token ids with a prompt are valid and fit the context window."""
     if input_ids.ndim != 1:
         raise ValueError(
-            f"input_ids must be one unpadded sequence of shape (N,), got {tuple(input_ids.shape)}"
+            "input_ids must be one unpadded sequence of shape (tokens,), got "
+            f"{tuple(input_ids.shape)}"
         )
     if prompt_length < 1:
         raise ValueError(
@@ -103,15 +109,15 @@ def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: in
 
 def run_unmasked(
     f: MaskedModel,
-    input_ids: Tensor,  # (tokens,), which is checked here
+    input_ids: Tensor,  # (tokens,), as is checked here
     prompt_length: int,
     target_layers: Iterable[int],
     scope: str = "all",
-    keep_cache: bool = True,
+    keep_keys_and_values: bool = True,
 ) -> UnmaskedPass:
     """Run the model once, in a session; keep what masked passes from `target_layers` need.
 
-    `keep_cache`: in scope "response", also keys and values.
+    `keep_keys_and_values`: in scope "response", also keys and values.
 
     Raises ValueError: no prompt, an empty response, a sequence beyond the context window, or a
     layer without heads.
@@ -122,7 +128,7 @@ def run_unmasked(
     targets = sorted(set(target_layers))
     for layer in targets:
         f.projection(layer)  # raises for a layer without heads
-    with_caches = scope == "response" and keep_cache and bool(targets)
+    with_caches = scope == "response" and keep_keys_and_values and bool(targets)
     layers, before = f.layers, prompt_length - 1
     entering: dict[int, Tensor] = {}
     leaving: dict[int, Tensor] = {}
@@ -133,11 +139,12 @@ def run_unmasked(
 
     def watch(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
         given = arguments(layers[index], args, kwargs)
+        # The layer adds what it shares to the dictionary that it is given.
+        already_shared = dict(given.get(SHARED) or {})
         if with_caches and index >= targets[0]:
             caches[index] = OneLayerCache()
             given |= caches[index].argument(layers[index])
             attention_masks[index] = given.get("attention_mask")
-        already_shared = dict(given.get(SHARED) or {})
         output = real(**given) if index in caches else real(*args, **kwargs)
         if given.get(SHARED):
             shared[index] = _added(already_shared, given[SHARED])
@@ -146,11 +153,13 @@ def run_unmasked(
         if index in targets:
             entering[index] = states = given[states_name(layers[index])]
             axis = row_axis(states)
-            answer = _from_position(before, states_of(output), axis).select(axis, 0)
+            predicting = _without_first(before, states_of(output), axis).select(axis, 0)
             # A copy: the states at the other positions need not be kept.
-            leaving[index] = answer.movedim(axis, 0).flatten(1).clone()
+            leaving[index] = predicting.movedim(axis, 0).flatten(1).clone()
         return output
 
+    # Targets, for the states; with caches, all layers from the lowest target on; and layers below a
+    # target that hand on more than states.
     watched = {*targets, *(range(targets[0], len(layers)) if with_caches else ())}
     watched |= {index for index in f.handing_on if index < max(targets, default=0)}
     watches = ((layers[index], partial(watch, index)) for index in watched)
@@ -210,9 +219,9 @@ def _each_in_rows(rows: int, parts: Iterable[Any]) -> tuple[Any, ...]:
     )
 
 
-def _from_position(before: int, states: Tensor, axis: int) -> Tensor:
-    """States without those at the first positions."""
-    return states.narrow(axis + 1, before, states.shape[axis + 1] - before)
+def _without_first(number: int, states: Tensor, rows: int) -> Tensor:
+    """States without those at the first positions, whose axis comes after that of rows."""
+    return states.narrow(rows + 1, number, states.shape[rows + 1] - number)
 
 
 def by_head(heads: Tensor, mask: Shaped[Tensor, "B n H"], rows: int) -> Float[Tensor, "B N W"]:
@@ -224,10 +233,13 @@ def by_head(heads: Tensor, mask: Shaped[Tensor, "B n H"], rows: int) -> Float[Te
 def heads_masked(
     f: MaskedModel, layer: int, mask: Shaped[Tensor, "B n H"], one_row: bool = False
 ) -> Replacement:
-    """What masks heads at a layer. `mask`: 1 keeps a head; rows and positions may be 1 for all.
+    """What masks heads at a layer.
 
-    `one_row`: the model runs one row, whose attention runs once; its output is copied for each of
-    the B masks, masked, and then projected.
+    Args:
+        mask: 1 keeps a head. (B, 1, H): a mask for each row. (1, n, H): one row, with a mask for
+            each of its positions.
+        one_row: the model runs one row for B masks, so attention runs once. Its output is copied
+            for each mask, masked, and then projected: B rows go on.
     """
 
     def project(real: Forward, heads: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -237,33 +249,39 @@ def heads_masked(
     return f.projection(layer), project
 
 
+SharedHere = Callable[[int, KeysAndValues], KeysAndValues]
+"""Index of a layer, and keys and values that it shared in the unmasked pass -> those of a masked
+pass."""
+
+
 def starting_at(
-    f: MaskedModel, unmasked: UnmaskedPass, layer: int, given: dict[str, Any], place: Place,
-    beside: Sequence[Any] = (), copies: int = 1,
+    f: MaskedModel, unmasked: UnmaskedPass, layer: int, given: dict[str, Any],
+    shared_here: SharedHere, beside: Sequence[Any] = (), copies: int = 1,
 ) -> Iterator[Replacement]:  # fmt: skip
-    """What lets a pass start at a layer. All layers below return at once.
+    """What lets a pass start at a layer: it gets the arguments `given`, such as its states, and all
+    layers below return at once.
+
+    The rest is for models whose layers hand more than states to layers above:
 
     Args:
-        given: arguments of the layer, such as its states, in place of those that it gets.
-        place: turns keys and values that a layer below shared in the unmasked pass, by its index,
-            into those of this pass.
+        shared_here: see `SharedHere`.
         beside: what the layer right below returns beside its states.
-        copies: the layer turns each row that enters into this many: 1, or B where the projection
-            gets one row for B masks. What it hands to layers above is copied as often.
+        copies: rows that leave the layer for each row that enters: B where its projection gets one
+            row for B masks, else 1. What it hands on is copied as often.
     """
     target, returns = f.layers[layer], f.structure.returns
-    length = returns[layer]
+    returns_tensor = returns[layer] == 0  # else a tuple
 
-    def share(index: int, own: dict[str, Any]) -> None:
+    def share(index: int, received: dict[str, Any]) -> None:
         kept = unmasked.shared[index]
-        own[SHARED].update({kind: place(index, pair) for kind, pair in kept.items()})
+        received[SHARED].update({kind: shared_here(index, pair) for kind, pair in kept.items()})
 
     def enter(real: Forward, *args: Any, **kwargs: Any) -> Any:
-        own = arguments(target, args, kwargs) | given
-        output = real(**own)
-        if shared := own.get(SHARED):
-            shared.update({k: _each_in_rows(copies, pair) for k, pair in shared.items()})
-        return output if length == 0 else (output[0], *_each_in_rows(copies, output[1:]))
+        received = arguments(target, args, kwargs) | given
+        output = real(**received)
+        if shared := received.get(SHARED):
+            shared.update({kind: _each_in_rows(copies, pair) for kind, pair in shared.items()})
+        return output if returns_tensor else (output[0], *_each_in_rows(copies, output[1:]))
 
     yield target, enter
     for index in range(layer):
@@ -302,18 +320,15 @@ def suffix(
     one_row: bool = True,
 ) -> Float[Tensor, "B T D"]:
     """Heads masked at every position. One row runs up to the projection, whose input is copied for
-    each of B masks and masked; adding the one row of states beside the projection gives B rows.
+    each of B masks and masked. The residual stream, still one row, is added to each: B rows.
 
     `one_row`: False for layers that compare the sizes of their arguments: B rows from the start.
     """
     rows, copies = (1, len(masks)) if one_row else (len(masks), 1)
     ids, states = unmasked.tokens(f.model).expand(rows, -1), unmasked.entering[layer]
     last, layers = f.structure.num_layers - 1, f.layers
-    # Of the last layer, what follows attention is needed only where answers are read.
-    parts: list[Any] = [getattr(layers[last], "mlp", None)] if one_row and layer < last else []
-    if parts and last in f.structure.projections:
-        parts.append(f.projection(last))
-    only = partial(_only_at, unmasked.predicting, ids.shape[1])
+    predicting_only = partial(_only_at, unmasked.predicting, ids.shape[1])
+    after_attention = _after_last_attention(f) if one_row and layer < last else []
     entering = {states_name(layers[layer]): _in_rows(rows, states, row_axis(states))}
     beside = _each_in_rows(rows, unmasked.beside.get(layer - 1, ()))
 
@@ -322,13 +337,22 @@ def suffix(
 
     replaced: list[Replacement] = [
         *f.compiled(layers[layer + 1 : last]),
-        *((part, only) for part in parts if isinstance(part, nn.Module)),
+        *((module, predicting_only) for module in after_attention),
         heads_masked(f, layer, masks[:, None], one_row),
         *starting_at(f, unmasked, layer, entering, in_rows, beside, copies),
     ]
     with replaced_forwards(*replaced):
         states = states_of(f.base(input_ids=ids, use_cache=False))
-    return _rows(states, len(masks))[:, unmasked.predicting]
+    return _expect_rows(states, len(masks))[:, unmasked.predicting]
+
+
+def _after_last_attention(f: MaskedModel) -> list[nn.Module]:
+    """What follows attention in the last layer. Only its output at the positions that predict the
+    response is read, so it runs there alone."""
+    last = f.structure.num_layers - 1
+    modules = [f.projection(last)] if last in f.structure.projections else []
+    mlp = getattr(f.layers[last], "mlp", None)
+    return [*modules, mlp] if isinstance(mlp, nn.Module) else modules
 
 
 def _only_at(
@@ -373,10 +397,11 @@ def packed(
     copies, before = len(masks), unmasked.before
     length, layers = len(unmasked.final_hidden), f.layers
     caches = {index: kept.first(before) for index, kept in unmasked.caches.items()}
+    # A layer that takes the keys and values of another keeps none.
     if any(each.keys is None and i not in f.handing_on for i, each in caches.items()):
         raise NotImplementedError("a layer kept no keys and values")
     states, axis = unmasked.entering[layer], row_axis(unmasked.entering[layer])
-    entering = torch.cat([_from_position(before, states, axis)] * copies, axis + 1)
+    entering = torch.cat([_without_first(before, states, axis)] * copies, axis + 1)
     # Many layers share one attention mask.
     by_id = {id(given): given for given in unmasked.attention_masks.values()}
     packed_attention = {
@@ -384,12 +409,13 @@ def packed(
         for key, given in by_id.items()
     }
 
-    def given_to(index: int) -> dict[str, Any]:
-        own = packed_attention[id(unmasked.attention_masks[index])]
-        return {"attention_mask": own} | caches[index].argument(layers[index])
+    def own_keys(index: int) -> dict[str, Any]:
+        """Arguments by which each response attends to the prompt and to itself."""
+        attention_mask = packed_attention[id(unmasked.attention_masks[index])]
+        return {"attention_mask": attention_mask} | caches[index].argument(layers[index])
 
-    def see_own_copy(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
-        return real(**arguments(layers[index], args, kwargs) | given_to(index))
+    def attend_to_own(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
+        return real(**arguments(layers[index], args, kwargs) | own_keys(index))
 
     def after_prompt(_: int, pair: KeysAndValues) -> KeysAndValues:
         responses = [torch.cat([each[..., before:, :]] * copies, -2) for each in pair]
@@ -397,19 +423,19 @@ def packed(
 
     head_mask = masks.repeat_interleave(length, 0)[None]
     ids = unmasked.tokens(f.model)[:, before:].repeat(1, copies)
-    places = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
-    own, above = given_to(layer), range(layer + 1, len(layers))
-    # Classes whose layers need what others return beside states are not listed as packed.
-    given = {states_name(layers[layer]): entering} | own
+    positions = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
+    of_target, above = own_keys(layer), range(layer + 1, len(layers))
+    given = {states_name(layers[layer]): entering} | of_target
     replaced: list[Replacement] = [
         *f.compiled(layers[layer + 1 :]),
-        *((layers[index], partial(see_own_copy, index)) for index in above),
+        *((layers[index], partial(attend_to_own, index)) for index in above),
         heads_masked(f, layer, head_mask),
+        # Nothing beside states is handed on: `classes.csv` lists no class as packed that needs it.
         *starting_at(f, unmasked, layer, given, after_prompt),
     ]
     # An attention mask is passed because the model would build one, which takes longer than a
     # layer.
-    inputs = {"position_ids": places, "attention_mask": own["attention_mask"]}
+    inputs = {"position_ids": positions, "attention_mask": of_target["attention_mask"]}
     with replaced_forwards(*replaced):
         states = states_of(f.base(input_ids=ids, **inputs, use_cache=False))
     return states.reshape(copies, length, -1)
@@ -448,15 +474,15 @@ def rows_after_prompt(
 
     rows, states = ids[:, before:].expand(len(masks), -1), unmasked.entering[layer]
     axis = row_axis(states)
-    entering = _in_rows(len(masks), _from_position(before, states, axis), axis)
+    entering = _in_rows(len(masks), _without_first(before, states, axis), axis)
     parts = unmasked.beside.get(layer - 1, ())
-    own = [part[:, before:] if isinstance(part, Tensor) else part for part in parts]
-    beside = _each_in_rows(len(masks), own)
+    of_response = [part[:, before:] if isinstance(part, Tensor) else part for part in parts]
+    beside = _each_in_rows(len(masks), of_response)
     given = {states_name(f.layers[layer]): entering}
     started = starting_at(f, unmasked, layer, given, after_prompt, beside)
     with replaced_forwards(heads_masked(f, layer, masks[:, None]), *started):
         states = states_of(base(input_ids=rows, **with_cache(base, cache), use_cache=True))
-    return _rows(states, len(masks))
+    return _expect_rows(states, len(masks))
 
 
 def _prompt_cache(f: MaskedModel, unmasked: UnmaskedPass, rows: int) -> Any:
@@ -470,11 +496,13 @@ def _prompt_cache(f: MaskedModel, unmasked: UnmaskedPass, rows: int) -> Any:
     if unmasked.prompt_caches[0] is None:
         raise NotImplementedError("the model keeps no cache")
     cache = copy.deepcopy(unmasked.prompt_caches[0])
+    # Row 0, as often as there are rows.
     cache.reorder_cache(torch.zeros(rows, dtype=torch.long, device=unmasked.final_hidden.device))
     return cache
 
 
-def _rows(states: Tensor, number: int) -> Tensor:
+def _expect_rows(states: Tensor, number: int) -> Tensor:
+    """States of so many rows; RuntimeError for another number."""
     if len(states) != number:
         raise RuntimeError(f"expected states of {number} rows, got {len(states)}")
     return states

@@ -30,7 +30,7 @@ VOCABULARY_PART = 2**13
 class _Returned(BaseModelOutputWithPast):
     """Output of a base model: the final states; all other attributes are None."""
 
-    # Without the 32-bit type that older releases name, which would refuse 16 bits in tests.
+    # Older releases annotate it with a 32-bit type; tests, which check types, would refuse 16 bits.
     last_hidden_state: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -58,13 +58,14 @@ def wide_product(
 
 
 def own_logits(f: MaskedModel, **inputs: Any) -> Tensor:
-    """Logits of an ordinary forward pass in 32 bits, from a plain 16-bit `nn.Linear`, too.
+    """Logits of an ordinary forward pass, in float32.
 
+    If the unembedding is a plain 16-bit `nn.Linear`, its product is summed and kept in 32 bits.
     Adapters, quantised modules and forward methods of others compute more, and keep their own.
     """
     projection: Any = f.lm_head
     plain = type(projection) is nn.Linear and projection.weight.dtype.itemsize == 2
-    # accelerate's forward method does the same on the right device.
+    # A forward method that accelerate has set only moves weights, as is done here.
     plain = plain and ("forward" not in vars(projection) or hasattr(projection, "_hf_hook"))
 
     def forward(_: Forward, states: Tensor) -> Tensor:
@@ -100,13 +101,13 @@ def unembedding(f: MaskedModel) -> Float[Tensor, "V D"]:
     """
     projection: Any = f.lm_head
     if type(projection) is nn.Linear:
-        with align_module_device(projection):  # the reference keeps fetched weights alive
+        with align_module_device(projection):  # the tensor returned keeps fetched weights alive
             return projection.weight.detach()
-    if "unembedding" not in f.findings:
+    if "unembedding" not in f.kept:
         width = getattr(projection, "in_features", f.model.config.get_text_config().hidden_size)
         place = execution_device(projection)
         states = torch.eye(width, dtype=lowest_precision(f.model), device=place)
         with torch.no_grad():
             rows = projection(states) - projection(torch.zeros_like(states[:1]))
-        f.findings["unembedding"] = rows.T.contiguous()
-    return f.findings["unembedding"]
+        f.kept["unembedding"] = rows.T.contiguous()
+    return f.kept["unembedding"]

@@ -61,7 +61,7 @@ def _by_one_prompt_pass(
     The longest response is compared with a pass of its own, once for each model, and again for a
     text more than `LONGER` times as long. After a difference, the model is not tried again.
     """
-    longest = f.findings.setdefault(("embeddings", f.attention), [0])
+    longest = f.kept.setdefault(("embeddings", f.attention), [0])
     if f.structure.passes.get("response") != "packed" or longest[0] is None:
         return None, None
     if depends_on_place(f):
@@ -107,7 +107,8 @@ def _after_one_prompt(
 def _states_entering(
     f: MaskedModel, layer: int, input_ids: Int[Tensor, "B N"], cache: Any = None
 ) -> Tensor:
-    """hidden_states[layer] of an ordinary pass; the layers above return at once."""
+    """hidden_states[layer] of an ordinary pass: what the layer of that index is given. That layer
+    and those above return at once."""
     layers, returns = f.layers, f.structure.returns
     entering: list[Tensor] = []
     base, device = f.base, execution_device(f.model.get_input_embeddings())

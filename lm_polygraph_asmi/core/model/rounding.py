@@ -1,7 +1,4 @@
-"""How far two computations of the same values may be apart before it is more than rounding.
-
-All limits are here. Each has two values: one for 32 bits and more, one for 16 bits and fewer.
-"""
+"""How far two computations of the same values may be apart before it is more than rounding."""
 
 from typing import NamedTuple
 
@@ -29,9 +26,11 @@ MODULE = Limits(1e-3, 0.05)
 """Of the relative distance of what a module returns for a position at another place."""
 EMBEDDING = Limits(1e-4, 0.05)
 """Of the relative distance of a response's embedding after a kept prompt."""
+MIXES = 1e-3
+"""A module mixes tokens if its relative inputs differ by more, when another token changes."""
 LIMITS = {torch.float64: 1e-5, torch.float32: 2e-4}
 LIMIT_16_BITS = 2e-2
-"""Of the total variation, mean over the response, between masked and full passes.
+"""Of `variation` between masked and full passes, by type; of fewer bits, the last.
 
 Correct passes differed by 2e-6 in 32 bits, and in bfloat16 by 6e-3 to 2e-2 (packed sequences of
 SmolLM2-135M-Instruct). Wrong passes differed by 3e-3 to 0.6: the smallest of these are caught in 32
@@ -39,7 +38,7 @@ bits, and not in 16.
 """
 SAME_STATES = 0.1
 """The readout of the final states may differ from the model's own logits by this fraction of
-`limit`, but by no less than that of 32 bits: 2e-4 in 64 and 32 bits, 2e-3 in 16."""
+`limit`, and by at least the limit of 32 bits: so by 2e-4 in 64 and 32 bits, and 2e-3 in 16."""
 OUTSTANDING = 10.0
 """A single position may differ by this many times the mean allowed."""
 

@@ -78,7 +78,9 @@ def _unchanged(model: PreTrainedModel, everything: bool) -> Iterator[None]:
     if everything:
         found += changes_since(model)
     if found and not isinstance(failed, ModelChanged):
-        record_of(model).seen = None  # findings may be of the time after the change
+        # The next look finds a new state, so findings are emptied: some may be later than the
+        # change.
+        record_of(model).seen = None
         raise ModelChanged(
             f"{type(model).__name__} was changed while it was scored ({', and '.join(found)}): "
             "nothing of this score can be trusted. Change no model that another thread scores: "
@@ -107,6 +109,7 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
             findings(model)  # records the state with which the session's end compares
             undo.append(partial(setattr, record, "in_session", False))
             record.in_session, record.own_attention = True, current
+        # Without a wish, that of the model outside all sessions.
         implementation = attention or record.own_attention or current
         if implementation != current:
             _switch_attention(model, implementation, undo)

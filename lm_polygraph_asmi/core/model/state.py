@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 STRIDE = 16
-"""Of one weight in each layer, every so many rows are read whenever a model's state is."""
+"""`model_state` reads every 16th row of one weight in each layer."""
 
 
 class Seen(NamedTuple):
     """A model as it was seen, without what it computes."""
 
-    objects: list[Any]  # modules, tensors and forward methods; of a former look, references to them
+    # Modules, tensors and forward methods; `Record.seen` has weak references to them.
+    objects: list[Any]
     trains: bool  # whether a module is in training mode, which is not of its state
     values: list[Hashable]  # versions and places of tensors, hooks, adapters, configuration
     traced: bool  # whether PyTorch counts every write to its tensors
@@ -39,7 +40,7 @@ class Record:
     state: int = 0  # and its `model_state` then
     watched: list[Any] = field(default_factory=list)  # weak references to tensors, see `watch`
     findings: dict[Hashable, Any] = field(default_factory=dict)  # see the function `findings`
-    found_in: int = 0  # the state in which they are valid
+    found_in: int = 0  # the state in which they are valid; in a session, that of the model
     in_session: bool = False
     own_attention: str | None = None  # in a session: the implementation before it
 
@@ -75,8 +76,8 @@ def changes() -> Iterator[list[Callable[[], object]]]:
     """A list to which whoever changes a model for a while first adds what undoes it.
 
     The undo steps run at the end, the last first. They also run in a fork of the process by another
-    thread, where nobody else would undo the change. So each step must be right twice, and before
-    the change.
+    thread, where nobody else would undo the change. So a step may run twice, and before its change
+    was made.
     """
     undo: list[Callable[[], object]] = []
     _CHANGES[id(undo)] = threading.get_ident(), undo

@@ -24,7 +24,7 @@ from lm_polygraph_asmi.core.model.devices import (
     execution_device,
 )
 from lm_polygraph_asmi.core.model.forwards import Forward, first_tensor, replaced_forwards
-from lm_polygraph_asmi.core.model.rounding import RERUN
+from lm_polygraph_asmi.core.model.rounding import MIXES, RERUN
 from lm_polygraph_asmi.core.model.session import scoring_session
 from lm_polygraph_asmi.core.model.state import findings, watch
 
@@ -38,7 +38,7 @@ PROJECTIONS = (
 OTHER_SENSES = ("vision", "image", "audio")
 """Parts of paths of layers that do not read text."""
 NO_HEADS = ("linear_attention",)
-"""Types of layers whose projection of that name has other inputs than heads of a softmax."""
+"""Types of layers whose projection of such a name has other inputs than heads of a softmax."""
 TOKENS = 13
 """Tokens in the short passes."""
 NAME_THEM = "; or name the modules: structure='layers=...,projection=...,lm_head=...'"
@@ -354,10 +354,11 @@ def _short_passes(
 
 
 def _check_named_projection(model: PreTrainedModel, path: str, index: int, named: str) -> None:
-    """Raise unless it is the first module with a matrix, in the first layer with heads, whose input
-    at later tokens depends on the first token: queries, keys and values do not, an MLP comes later.
+    """Raise if the projection that the setting `structure` names is not that of the heads.
 
-    Nothing can be said where layers below mix tokens.
+    The projection of the heads is the first module with a matrix whose input at a later token
+    depends on the first token: inputs of queries, keys and values do not, and an MLP comes later.
+    This is tried in the first layer with heads. Nothing can be said where layers below mix tokens.
     """
     layer = f"{path}.{list(dict(model.get_submodule(path).named_children()))[index]}"
     inside = [
@@ -373,8 +374,8 @@ def _check_named_projection(model: PreTrainedModel, path: str, index: int, named
     mixing = []
     for at in [at for at in first if first[at] and second[at]]:
         one, other = (calls[at][0][0].flatten(0, -2) for calls in (first, second))
-        own = -(-len(one) // TOKENS)  # rows of the first token
-        if one.shape != other.shape or (one - other)[own:].norm() > 1e-3 * one.norm():
+        first_token = -(-len(one) // TOKENS)  # its rows come first; some modules have several
+        if one.shape != other.shape or (one - other)[first_token:].norm() > MIXES * one.norm():
             mixing.append(at)
     if layer not in mixing and mixing[:1] != [f"{layer}.{named}"]:
         found = repr(mixing[0].removeprefix(f"{layer}.")) if mixing else "none"

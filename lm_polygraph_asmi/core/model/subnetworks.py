@@ -16,7 +16,7 @@ from lm_polygraph_asmi.core.model.choice import (
     FULL,
     PASSES,
     MaskedPass,
-    candidates,
+    passes_to_try,
     warn_slower,
 )
 from lm_polygraph_asmi.core.model.masked import MaskedModel
@@ -24,8 +24,8 @@ from lm_polygraph_asmi.core.model.memory import batch_bytes, default_budget, in_
 from lm_polygraph_asmi.core.model.passes import UnmaskedPass, packed, rows_after_prompt
 
 PACKED_POSITIONS = {"cpu": 256, "gpu": 4096}
-"""Most response positions in one packed sequence. Each is compared with all others, so longer ones
-cost a processor more than fewer passes save."""
+"""Most response positions in one packed sequence. Scores of attention are computed for each pair of
+them, so longer ones cost a processor more than fewer passes save."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ def _masks_per_pass(
             return batch_bytes(f, masks, length, cached=before, packed=run is packed)
         return batch_bytes(f, masks, before + length)
 
+    # The largest number that needs no more than the budget.
     return max(1, bisect_right(range(1, total + 1), budget, key=needed))
 
 
@@ -71,7 +72,7 @@ def run_subnetworks(
     Args:
         memory_budget: bytes above weights and cached states; None: `default_budget`. When the
             memory of a device runs out, masks run in smaller chunks.
-        shortcut: whether the mask that keeps all heads has the unmasked states, and no pass.
+        shortcut: whether the mask that keeps all heads takes the unmasked states instead of a pass.
 
     Raises:
         ValueError: a layer without heads, or masks that are not (S, H) zeros and ones.
@@ -86,12 +87,12 @@ def run_subnetworks(
         raise ValueError("masks must contain only 1 (keep) and 0 (mask)")
     # On the CPU, since indices from there fit states on any device.
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
-    unmasked_rows = distinct.bool().all(dim=1) & shortcut
+    keeps_all = distinct.bool().all(dim=1) & shortcut
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
-    hidden[unmasked_rows] = unmasked.final_hidden
-    if not unmasked_rows.all():
+    hidden[keeps_all] = unmasked.final_hidden
+    if not keeps_all.all():
         budget = memory_budget or default_budget(unmasked.final_hidden.device)
-        to_run = ~unmasked_rows
+        to_run = ~keeps_all
         hidden[to_run] = _masked_states(f, unmasked, layer, distinct[to_run], budget)
     return Subnetworks(hidden, counts.float(), index)
 
@@ -99,18 +100,18 @@ def run_subnetworks(
 def _masked_states(
     f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Tensor, budget: int
 ) -> Float[Tensor, "B T D"]:
-    """Final states under each mask: by the fastest candidate, or by slower ones until one is right.
+    """Final states under each mask: by the fastest pass, or by slower ones until one is right.
 
     Full passes, the last, always are; their errors are raised.
     """
-    choice, fastest = candidates(f, layer, unmasked.scope), next(iter(PASSES[unmasked.scope]))
+    choice, fastest = passes_to_try(f, layer, unmasked.scope), next(iter(PASSES[unmasked.scope]))
     if choice.cause:
         warn_slower(f, unmasked, layer, len(masks), choice.cause, fastest)
         choice.cause = None
     while True:
         name = choice.first
         try:
-            states = _by_first_candidate(f, unmasked, layer, masks, budget)
+            states = _by_first_choice(f, unmasked, layer, masks, budget)
         except (torch.OutOfMemoryError, FloatingPointError):
             raise
         except Exception as error:  # models raise different errors
@@ -126,15 +127,15 @@ def _masked_states(
             return states
 
 
-def _by_first_candidate(
+def _by_first_choice(
     f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Tensor, budget: int
 ) -> Float[Tensor, "B T D"]:
     """Final states under each mask, which the self-check finds right; else it raises `Differs`."""
-    run = PASSES[unmasked.scope][candidates(f, layer, unmasked.scope).first]
+    run = PASSES[unmasked.scope][passes_to_try(f, layer, unmasked.scope).first]
     at_once = _masks_per_pass(f, unmasked, len(masks), budget, run)
     parts = in_chunks(partial(run, f, unmasked, layer), masks, at_once)
     states = torch.cat(parts)
-    answers_in_one_pass = max(map(len, parts)) if run is packed else 1
-    positions = answers_in_one_pass * len(unmasked.final_hidden)
+    copies_in_one_pass = max(map(len, parts)) if run is packed else 1
+    positions = copies_in_one_pass * len(unmasked.final_hidden)
     self_check(f, unmasked, layer, masks, states, positions)
     return states

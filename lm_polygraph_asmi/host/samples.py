@@ -22,7 +22,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lm_polygraph_asmi.core.maths.masks import example_seed
-from lm_polygraph_asmi.core.model.forwards import with_cache
+from lm_polygraph_asmi.core.model.layers import with_cache
 from lm_polygraph_asmi.core.model.memory import in_chunks
 from lm_polygraph_asmi.core.model.structure import row_of
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.engine import Engine
-from lm_polygraph_asmi.core.model import masked_model, passes, run_unmasked, structure_of
+from lm_polygraph_asmi.core.model import masked_model, run_unmasked, structure_of, unmasked
 from lm_polygraph_asmi.core.model.choice import PASSES
 from lm_polygraph_asmi.core.model.readout import unembedding
 from lm_polygraph_asmi.core.model.responses import response_embeddings
@@ -120,7 +120,7 @@ def pretend_two_devices() -> None:
     torch.set_num_threads(1)
     backend_registration._setup_privateuseone_for_python_backend("pretend")
     torch.pretend.get_amp_supported_dtype = list  # torch.autocast asks
-    passes.validate_tokens = lambda *_: None  # it looks at token ids, which have no data
+    unmasked.validate_tokens = lambda *_: None  # it looks at token ids, which have no data
     seen = {name: structure_of(tiny_model(name, "sdpa")) for name in NAMES}  # that needs data
     with FakeTensorMode():
         for name, found in seen.items():

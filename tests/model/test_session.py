@@ -15,8 +15,8 @@ from lm_polygraph_asmi.core.model import (
     choice,
     masked_model,
     model_lock,
-    passes,
     scoring_session,
+    start,
 )
 from lm_polygraph_asmi.core.model.responses import response_embeddings
 from tests.families import masks, of_model, sequence, subnetwork_log_probs, tiny_class, tiny_model
@@ -99,7 +99,7 @@ def test_threads_wait_for_one_another():
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_in_the_middle_of_a_masked_pass_other_threads_run_the_plain_model(scope, monkeypatch):
-    model, by_head, seen = tiny_model("llama"), passes.by_head, []
+    model, by_head, seen = tiny_model("llama"), start.by_head, []
     plain = model(input_ids=IDS[None]).logits
 
     def interrupted(*how):
@@ -107,7 +107,7 @@ def test_in_the_middle_of_a_masked_pass_other_threads_run_the_plain_model(scope,
             seen.append(other.submit(model, input_ids=IDS[None]).result().logits)
         return by_head(*how)
 
-    monkeypatch.setattr(passes, "by_head", interrupted)
+    monkeypatch.setattr(start, "by_head", interrupted)
     score(model, scope=scope)
     assert seen
     for logits in seen:

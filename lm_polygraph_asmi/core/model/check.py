@@ -16,10 +16,11 @@ from torch import Tensor
 from lm_polygraph_asmi.core.model.choice import FULL, passes_to_try
 from lm_polygraph_asmi.core.model.devices import lowest_precision
 from lm_polygraph_asmi.core.model.masked import MaskedModel
-from lm_polygraph_asmi.core.model.passes import UnmaskedPass, full_passes
+from lm_polygraph_asmi.core.model.passes import full_passes
 from lm_polygraph_asmi.core.model.readout import own_logits, readout
 from lm_polygraph_asmi.core.model.rounding import LIMITS, SAME_STATES, limit, variation
 from lm_polygraph_asmi.core.model.session import scoring_session
+from lm_polygraph_asmi.core.model.unmasked import UnmaskedPass
 
 LONGER = 2
 """Lengths up to this many times the longest that was compared are not compared again."""

@@ -13,13 +13,8 @@ from torch import Tensor
 
 from lm_polygraph_asmi.core.model.foreign import depends_on_place
 from lm_polygraph_asmi.core.model.masked import MaskedModel
-from lm_polygraph_asmi.core.model.passes import (
-    UnmaskedPass,
-    full_passes,
-    packed,
-    rows_after_prompt,
-    suffix,
-)
+from lm_polygraph_asmi.core.model.passes import full_passes, packed, rows_after_prompt, suffix
+from lm_polygraph_asmi.core.model.unmasked import UnmaskedPass
 
 log = logging.getLogger("lm_polygraph")
 MaskedPass = Callable[[MaskedModel, UnmaskedPass, int, Tensor], Tensor]

@@ -19,11 +19,12 @@ from lm_polygraph_asmi.core.model.choice import MASKABLE, passes_to_try, reads_k
 from lm_polygraph_asmi.core.model.devices import execution_device
 from lm_polygraph_asmi.core.model.masked import MaskedModel, masked_model
 from lm_polygraph_asmi.core.model.memory import distributions_at_once, in_chunks
-from lm_polygraph_asmi.core.model.passes import full_passes, run_unmasked
+from lm_polygraph_asmi.core.model.passes import full_passes
 from lm_polygraph_asmi.core.model.readout import readout
 from lm_polygraph_asmi.core.model.rounding import variation
 from lm_polygraph_asmi.core.model.session import ModelChanged
 from lm_polygraph_asmi.core.model.subnetworks import run_subnetworks
+from lm_polygraph_asmi.core.model.unmasked import run_unmasked
 
 DEPTHS = (0.6, 0.9)
 FLASH = "flash_attention_2"

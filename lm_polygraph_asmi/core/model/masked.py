@@ -10,12 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.core.model.forwards import (
-    SHARED,
-    Replacement,
-    compiled_layers,
-    parameters_of,
-)
+from lm_polygraph_asmi.core.model.forwards import Replacement, compiled_layers
+from lm_polygraph_asmi.core.model.layers import SHARED, parameters_of
 from lm_polygraph_asmi.core.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.core.model.state import findings
 from lm_polygraph_asmi.core.model.structure import Structure, output_embeddings, structure_of

@@ -1,315 +1,35 @@
-"""The passes: the model runs itself, with layers below the target bypassed and heads masked.
+"""The masked passes: the model runs itself under B masks of the heads of one layer.
 
-`run_unmasked` runs the model once and keeps the states that enter each target layer. A masked pass
-calls the model again: layers below the target return at once, the target gets the kept state, and
-the outputs of masked heads are zero before its output projection. The others are not rescaled.
-
-Some layers hand more than states to layers above: keys and values (Gemma 4), which keys to attend
-to (HY 4), states of a router (Zaya). Layers below the target hand on those of the unmasked pass.
+Scope "all": `suffix`. Scope "response": `packed`, or `rows_after_prompt`. Either: `full_passes`,
+one after the other, which start at no layer. All return the final states where the response is
+predicted.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.core.model.devices import execution_device
-from lm_polygraph_asmi.core.model.forwards import (
-    SHARED,
-    Forward,
+from lm_polygraph_asmi.core.model.forwards import Forward, Replacement, replaced_forwards
+from lm_polygraph_asmi.core.model.layers import (
+    KeysAndValues,
     OneLayerCache,
-    Replacement,
     arguments,
     cache_of,
-    first_tensor,
-    parameters_of,
-    replaced_forwards,
+    each_in_rows,
+    in_rows,
+    row_axis,
+    states_name,
+    states_of,
     with_cache,
+    without_first,
 )
 from lm_polygraph_asmi.core.model.masked import MaskedModel
-from lm_polygraph_asmi.core.model.structure import context_window
-
-KeysAndValues = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class UnmaskedPass:
-    """The unmasked pass of one example; the last token, which predicts nothing, does not run.
-
-    In this module, N is the number of tokens that run, T of them predict the response, and B is the
-    number of masks that run together.
-    """
-
-    input_ids: Int[Tensor, " tokens"]  # prompt and response, N + 1
-    prompt_length: int  # N + 1 - T
-    scope: str
-    final_hidden: Float[Tensor, "T D"]  # after the final norm, where the response is predicted
-    # States that enter each target layer: (1, N, D), in some models with another axis. Masked
-    # passes begin with them.
-    entering: dict[int, Tensor]
-    # States that leave each target layer, of the last layer after the norm; no pass reads them.
-    leaving: dict[int, Float[Tensor, "T _"]]
-    # Keys and values that layers below a target share with layers above, by layer.
-    shared: dict[int, dict[str, KeysAndValues]] = field(default_factory=dict)
-    # What these layers return beside their states, by layer.
-    beside: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-    # The next three are for scope "response". Of each layer from the lowest target on:
-    attention_masks: dict[int, Tensor | None] = field(default_factory=dict)
-    # Of the same layers, keys and values of all positions, if they are kept.
-    caches: dict[int, OneLayerCache] = field(default_factory=dict)
-    # The model's own cache of the prompt, which the first pass that needs it adds.
-    prompt_caches: list[Any] = field(default_factory=list)
-
-    @property
-    def before(self) -> int:
-        """Number of positions before those that predict the response."""
-        return self.prompt_length - 1
-
-    @property
-    def predicting(self) -> slice:
-        """Positions whose output distribution predicts the response tokens, the last T of N."""
-        return slice(self.before, len(self.input_ids) - 1)
-
-    def tokens(self, model: PreTrainedModel) -> Int[Tensor, "1 N"]:
-        """See `running`."""
-        return running(model, self.input_ids)
-
-
-def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
-    """Raise ValueError unless token ids with a prompt are valid and fit the context window."""
-    if input_ids.ndim != 1:
-        raise ValueError(
-            "input_ids must be one unpadded sequence of shape (tokens,), got "
-            f"{tuple(input_ids.shape)}"
-        )
-    if prompt_length < 1:
-        raise ValueError(
-            f"the prompt must have at least one token (such as BOS), got {prompt_length}: it "
-            "predicts the first response token"
-        )
-    vocabulary = model.config.get_text_config().vocab_size
-    if not 0 <= int(input_ids.min()) <= int(input_ids.max()) < vocabulary:
-        raise ValueError(
-            f"token ids must lie in [0, {vocabulary - 1}], the model's vocabulary, got "
-            f"{int(input_ids.min())} to {int(input_ids.max())}: use the model's tokenizer"
-        )
-    window = context_window(model.config)
-    if window is not None and len(input_ids) > window:
-        raise ValueError(
-            f"prompt and response are {len(input_ids)} tokens long, but {type(model).__name__} "
-            f"has a context window of {window}: shorten the prompt or skip the example"
-        )
-
-
-def run_unmasked(
-    f: MaskedModel,
-    input_ids: Tensor,  # (tokens,), as is checked here
-    prompt_length: int,
-    target_layers: Iterable[int],
-    scope: str = "all",
-    keep_keys_and_values: bool = True,
-) -> UnmaskedPass:
-    """Run the model once, in a session; keep what masked passes from `target_layers` need.
-
-    `keep_keys_and_values`: in scope "response", also keys and values.
-
-    Raises ValueError: no prompt, an empty response, a sequence beyond the context window, or a
-    layer without heads.
-    """
-    validate_tokens(f.model, input_ids, prompt_length)
-    if prompt_length >= len(input_ids):
-        raise ValueError(f"the response is empty: all {len(input_ids)} tokens are prompt")
-    targets = sorted(set(target_layers))
-    for layer in targets:
-        f.projection(layer)  # raises for a layer without heads
-    with_caches = scope == "response" and keep_keys_and_values and bool(targets)
-    layers, before = f.layers, prompt_length - 1
-    entering: dict[int, Tensor] = {}
-    leaving: dict[int, Tensor] = {}
-    shared: dict[int, dict[str, KeysAndValues]] = {}
-    beside: dict[int, tuple[Any, ...]] = {}
-    attention_masks: dict[int, Tensor | None] = {}
-    caches: dict[int, OneLayerCache] = {}
-
-    def watch(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
-        given = arguments(layers[index], args, kwargs)
-        # The layer adds what it shares to the dictionary that it is given.
-        already_shared = dict(given.get(SHARED) or {})
-        if with_caches and index >= targets[0]:
-            caches[index] = OneLayerCache()
-            given |= caches[index].argument(layers[index])
-            attention_masks[index] = given.get("attention_mask")
-        output = real(**given) if index in caches else real(*args, **kwargs)
-        if given.get(SHARED):
-            shared[index] = _added(already_shared, given[SHARED])
-        if index + 1 in targets and isinstance(output, tuple | list):
-            beside[index] = tuple(output[1:])
-        if index in targets:
-            entering[index] = states = given[states_name(layers[index])]
-            axis = row_axis(states)
-            predicting = _without_first(before, states_of(output), axis).select(axis, 0)
-            # A copy: the states at the other positions need not be kept.
-            leaving[index] = predicting.movedim(axis, 0).flatten(1).clone()
-        return output
-
-    # Targets, for the states; with caches, all layers from the lowest target on; and layers below a
-    # target that hand on more than states.
-    watched = {*targets, *(range(targets[0], len(layers)) if with_caches else ())}
-    watched |= {index for index in f.handing_on if index < max(targets, default=0)}
-    watches = ((layers[index], partial(watch, index)) for index in watched)
-    with replaced_forwards(*f.compiled(layers), *watches):
-        final = states_of(f.base(input_ids=running(f.model, input_ids), use_cache=False))
-    final_hidden = final[0, before:]
-    if len(layers) - 1 in leaving:
-        leaving[len(layers) - 1] = final_hidden
-    return UnmaskedPass(
-        input_ids, prompt_length, scope, final_hidden, entering, leaving, shared, beside,
-        attention_masks, caches,
-    )  # fmt: skip
-
-
-def running(model: PreTrainedModel, input_ids: Int[Tensor, " tokens"]) -> Int[Tensor, "1 N"]:
-    """All tokens but the last, which predicts nothing, where the model takes them."""
-    return input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
-
-
-def _added(before: dict[str, KeysAndValues], shared: Any) -> dict[str, KeysAndValues]:
-    """Keys and values that a layer added; those before may be in other tuples now."""
-    tensors = {id(each) for pair in before.values() for each in pair}
-    return {kind: pair for kind, pair in shared.items() if id(pair[0]) not in tensors}
-
-
-def states_of(output: Any) -> Tensor:
-    """The states in the output of a base model or a layer: its first tensor."""
-    states = first_tensor(output)
-    if states is None:
-        raise RuntimeError(f"expected a pass to return a tensor, got {type(output).__name__}")
-    return states
-
-
-def states_name(layer: nn.Module) -> str:
-    """Name of the argument of a layer that holds its hidden states."""
-    return parameters_of(type(layer).forward)[0]
-
-
-def row_axis(states: Tensor) -> int:
-    """The axis of rows in the states of one row; the axis of positions comes next.
-
-    Some models have several streams of states: (4, 1, N, D) in Gemma 3n, (1, N, 4, D) in HY 4.
-    """
-    return states.shape.index(1)
-
-
-def _in_rows(rows: int, tensor: Tensor, axis: int = 0) -> Tensor:
-    """One row several times, without a copy."""
-    return tensor.expand(*tensor.shape[:axis], rows, *tensor.shape[axis + 1 :])
-
-
-def _each_in_rows(rows: int, parts: Iterable[Any]) -> tuple[Any, ...]:
-    """Several parts; those that are tensors of one row get more rows."""
-    return tuple(
-        _in_rows(rows, part) if isinstance(part, Tensor) and part.shape[:1] == (1,) else part
-        for part in parts
-    )
-
-
-def _without_first(number: int, states: Tensor, rows: int) -> Tensor:
-    """States without those at the first positions, whose axis comes after that of rows."""
-    return states.narrow(rows + 1, number, states.shape[rows + 1] - number)
-
-
-def by_head(heads: Tensor, mask: Shaped[Tensor, "B n H"], rows: int) -> Float[Tensor, "B N W"]:
-    """Concatenated head outputs of some rows, each head times its mask."""
-    split = heads.reshape(rows, -1, mask.shape[-1], heads.shape[-1] // mask.shape[-1])
-    return (split * mask[..., None].to(heads)).flatten(2)
-
-
-def heads_masked(
-    f: MaskedModel, layer: int, mask: Shaped[Tensor, "B n H"], one_row: bool = False
-) -> Replacement:
-    """What masks heads at a layer.
-
-    Args:
-        mask: 1 keeps a head. (B, 1, H): a mask for each row. (1, n, H): one row, with a mask for
-            each of its positions.
-        one_row: the model runs one row for B masks, so attention runs once. Its output is copied
-            for each mask, masked, and then projected: B rows go on.
-    """
-
-    def project(real: Forward, heads: Tensor, *args: Any, **kwargs: Any) -> Any:
-        masked = by_head(heads, mask, 1 if one_row else len(mask))
-        return real(masked if one_row else masked.reshape(heads.shape), *args, **kwargs)
-
-    return f.projection(layer), project
-
-
-SharedHere = Callable[[int, KeysAndValues], KeysAndValues]
-"""Index of a layer, and keys and values that it shared in the unmasked pass -> those of a masked
-pass."""
-
-
-def starting_at(
-    f: MaskedModel, unmasked: UnmaskedPass, layer: int, given: dict[str, Any],
-    shared_here: SharedHere, beside: Sequence[Any] = (), copies: int = 1,
-) -> Iterator[Replacement]:  # fmt: skip
-    """What lets a pass start at a layer: it gets the arguments `given`, such as its states, and all
-    layers below return at once.
-
-    The rest is for models whose layers hand more than states to layers above:
-
-    Args:
-        shared_here: see `SharedHere`.
-        beside: what the layer right below returns beside its states.
-        copies: rows that leave the layer for each row that enters: B where its projection gets one
-            row for B masks, else 1. What it hands on is copied as often.
-    """
-    target, returns = f.layers[layer], f.structure.returns
-    returns_tensor = returns[layer] == 0  # else a tuple
-
-    def share(index: int, received: dict[str, Any]) -> None:
-        kept = unmasked.shared[index]
-        received[SHARED].update({kind: shared_here(index, pair) for kind, pair in kept.items()})
-
-    def enter(real: Forward, *args: Any, **kwargs: Any) -> Any:
-        received = arguments(target, args, kwargs) | given
-        output = real(**received)
-        if shared := received.get(SHARED):
-            shared.update({kind: _each_in_rows(copies, pair) for kind, pair in shared.items()})
-        return output if returns_tensor else (output[0], *_each_in_rows(copies, output[1:]))
-
-    yield target, enter
-    for index in range(layer):
-        act = partial(share, index) if index in unmasked.shared else None
-        others = beside if index == layer - 1 else ()
-        yield returning(f.layers[index], returns[index], others, act)
-
-
-def returning(
-    layer: nn.Module,
-    length: int,
-    beside: Sequence[Any] = (),
-    act: Callable[[dict[str, Any]], object] | None = None,
-) -> Replacement:
-    """A layer that returns the states it gets, and computes nothing.
-
-    `length`: of the tuple that it returns; 0: the states alone. `beside`: the rest of that tuple,
-    else None. `act`: is called with the layer's arguments before.
-    """
-    name, others = states_name(layer), beside or [None] * (length - 1)
-
-    def forward(_: Forward, *args: Any, **kwargs: Any) -> Any:
-        if act is not None:
-            act(arguments(layer, args, kwargs))
-        states = args[0] if args else kwargs[name]
-        return (states, *others) if length else states
-
-    return layer, forward
+from lm_polygraph_asmi.core.model.start import heads_masked, starting_at
+from lm_polygraph_asmi.core.model.unmasked import UnmaskedPass
 
 
 def suffix(
@@ -329,17 +49,17 @@ def suffix(
     last, layers = f.structure.num_layers - 1, f.layers
     predicting_only = partial(_only_at, unmasked.predicting, ids.shape[1])
     after_attention = _after_last_attention(f) if one_row and layer < last else []
-    entering = {states_name(layers[layer]): _in_rows(rows, states, row_axis(states))}
-    beside = _each_in_rows(rows, unmasked.beside.get(layer - 1, ()))
+    entering = {states_name(layers[layer]): in_rows(rows, states, row_axis(states))}
+    beside = each_in_rows(rows, unmasked.beside.get(layer - 1, ()))
 
-    def in_rows(_: int, pair: KeysAndValues) -> KeysAndValues:
-        return _each_in_rows(rows, pair)
+    def shared_in_rows(_: int, pair: KeysAndValues) -> KeysAndValues:
+        return each_in_rows(rows, pair)
 
     replaced: list[Replacement] = [
         *f.compiled(layers[layer + 1 : last]),
         *((module, predicting_only) for module in after_attention),
         heads_masked(f, layer, masks[:, None], one_row),
-        *starting_at(f, unmasked, layer, entering, in_rows, beside, copies),
+        *starting_at(f, unmasked, layer, entering, shared_in_rows, beside, copies),
     ]
     with replaced_forwards(*replaced):
         states = states_of(f.base(input_ids=ids, use_cache=False))
@@ -401,7 +121,7 @@ def packed(
     if any(each.keys is None and i not in f.handing_on for i, each in caches.items()):
         raise NotImplementedError("a layer kept no keys and values")
     states, axis = unmasked.entering[layer], row_axis(unmasked.entering[layer])
-    entering = torch.cat([_without_first(before, states, axis)] * copies, axis + 1)
+    entering = torch.cat([without_first(before, states, axis)] * copies, axis + 1)
     # Many layers share one attention mask.
     by_id = {id(given): given for given in unmasked.attention_masks.values()}
     packed_attention = {
@@ -469,15 +189,15 @@ def rows_after_prompt(
     cache = _prompt_cache(f, unmasked, len(masks)) if before else None
 
     def after_prompt(index: int, pair: KeysAndValues) -> KeysAndValues:
-        responses = [_in_rows(len(masks), each[..., before:, :]) for each in pair]
+        responses = [in_rows(len(masks), each[..., before:, :]) for each in pair]
         return tuple(responses) if cache is None else cache.update(*responses, index)
 
     rows, states = ids[:, before:].expand(len(masks), -1), unmasked.entering[layer]
     axis = row_axis(states)
-    entering = _in_rows(len(masks), _without_first(before, states, axis), axis)
+    entering = in_rows(len(masks), without_first(before, states, axis), axis)
     parts = unmasked.beside.get(layer - 1, ())
     of_response = [part[:, before:] if isinstance(part, Tensor) else part for part in parts]
-    beside = _each_in_rows(len(masks), of_response)
+    beside = each_in_rows(len(masks), of_response)
     given = {states_name(f.layers[layer]): entering}
     started = starting_at(f, unmasked, layer, given, after_prompt, beside)
     with replaced_forwards(heads_masked(f, layer, masks[:, None]), *started):

@@ -12,10 +12,12 @@ from transformers import DynamicCache
 from lm_polygraph_asmi.core.model.check import LONGER
 from lm_polygraph_asmi.core.model.devices import execution_device
 from lm_polygraph_asmi.core.model.foreign import depends_on_place
-from lm_polygraph_asmi.core.model.forwards import replaced_forwards, with_cache
+from lm_polygraph_asmi.core.model.forwards import replaced_forwards
+from lm_polygraph_asmi.core.model.layers import states_name, with_cache
 from lm_polygraph_asmi.core.model.masked import MaskedModel
-from lm_polygraph_asmi.core.model.passes import returning, states_name, validate_tokens
 from lm_polygraph_asmi.core.model.rounding import EMBEDDING
+from lm_polygraph_asmi.core.model.start import returning
+from lm_polygraph_asmi.core.model.unmasked import validate_tokens
 
 log = logging.getLogger("lm_polygraph")
 

@@ -23,7 +23,8 @@ from lm_polygraph_asmi.core.model.devices import (
     dtypes_of,
     execution_device,
 )
-from lm_polygraph_asmi.core.model.forwards import Forward, first_tensor, replaced_forwards
+from lm_polygraph_asmi.core.model.forwards import Forward, replaced_forwards
+from lm_polygraph_asmi.core.model.layers import first_tensor
 from lm_polygraph_asmi.core.model.rounding import MIXES, RERUN
 from lm_polygraph_asmi.core.model.session import scoring_session
 from lm_polygraph_asmi.core.model.state import findings, watch

@@ -21,7 +21,8 @@ from lm_polygraph_asmi.core.model.choice import (
 )
 from lm_polygraph_asmi.core.model.masked import MaskedModel
 from lm_polygraph_asmi.core.model.memory import batch_bytes, default_budget, in_chunks
-from lm_polygraph_asmi.core.model.passes import UnmaskedPass, packed, rows_after_prompt
+from lm_polygraph_asmi.core.model.passes import packed, rows_after_prompt
+from lm_polygraph_asmi.core.model.unmasked import UnmaskedPass
 
 PACKED_POSITIONS = {"cpu": 256, "gpu": 4096}
 """Most response positions in one packed sequence. Scores of attention are computed for each pair of

@@ -47,8 +47,11 @@ def unmasked_pass(
 
     The whole model runs, not only f^pre: the unmasked distributions are used as well. Raises
     RuntimeError: they are not those of the model itself, see `check_unmasked`.
+
+    `scope`: where heads will be masked, at all positions or only where the response is predicted.
     """
     # 2: h_cache <- f_pre(x, y)
+    # In scope "response", packed passes also read the prompt's keys and values.
     keep = reads_keys_and_values(f, layers, scope)
     unmasked = run_unmasked(f, x_y, P, layers, scope, keep_keys_and_values=keep)
     check_unmasked(f, unmasked)

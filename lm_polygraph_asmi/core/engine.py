@@ -159,7 +159,7 @@ class Engine:
         """Statistics of the unmasked model only, as `_unmasked_statistics`, and "hidden".
 
         "hidden", (T, D): states after the masked layer, at the positions that predict the tokens.
-        Arguments and errors are those of `score`.
+        Arguments and errors are those of `score`, for the config's depth.
         """
         with self.session(model) as f:
             layer = self.settings(model).layer
@@ -211,12 +211,12 @@ class Engine:
         left = sorted(responses, key=len)
         that_ran, unmasked = left[0], run(left[0])
         while (place := first_difference(left)) is not None:
-            if that_ran not in left:  # its distributions at `place` follow other tokens
+            if that_ran not in left:  # it differs from the others before `place`
                 that_ran, unmasked = left[0], run(left[0])
             log_probs = readout(f, unmasked.final_hidden[place])
             token = max({ids[place] for ids in left}, key=lambda token: log_probs[token].item())
             left = [ids for ids in left if ids[place] == token]
-        chosen = left[0]
+        chosen = left[0]  # others, if any, begin with it
         differs_before_its_end = chosen[:-1] != that_ran[:-1]
         if differs_before_its_end:
             return run(chosen)
@@ -270,8 +270,9 @@ def diversity_of(
 ) -> list[float]:
     """div(x) of each of several lists of N sampled responses to a prompt; higher = more diverse.
 
-    All lists have the same N; if N < 2, `NO_EVIDENCE` is returned. Empty responses must be left
-    out. The last token of each response is embedded, see `response_embeddings`.
+    All lists have the same N; if N < 2, `NO_EVIDENCE` is returned. Callers leave out samples
+    without tokens, and cut the others behind the token that is to be embedded (`gate_token`), which
+    may leave nothing, see `response_embeddings`.
     """
     if len(samples[0]) < 2:
         return [NO_EVIDENCE] * len(samples)

@@ -57,7 +57,7 @@ def _revision(model: PreTrainedModel) -> str | None:
             digest.update(f"{acting} ".encode())
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         digest.update(f"{name} {kind} ".encode())
-        computed = module._non_persistent_buffers_set  # such as rotary angles, of the length
+        computed = module._non_persistent_buffers_set  # such as rotary angles, for longer texts
         with align_module_device(module):  # loads offloaded weights, one module at a time
             tensors = [*module.named_parameters(name, False), *module.named_buffers(name, False)]
             for full_name, tensor in tensors:

@@ -53,8 +53,8 @@ class Settings:
 class AnswerStatistics:
     """Statistics of an answer under S head masks at one layer.
 
-    T: tokens of the answer, S: masks, H: heads of the layer; all values in nats. The support is the
-    union of the subnetworks' top-K sets and one bin for all other tokens.
+    T: tokens of the answer, S: masks, H: heads of the layer; information and entropies in nats. The
+    support is the union of the subnetworks' top-K sets and one bin for all other tokens.
     """
 
     tokens: Int[np.ndarray, " T"]

@@ -58,7 +58,7 @@ def agreement_on_support(
     q_m is the top K of subnetwork m, renormalised to one, and G holds the cosines of the tokens'
     rows of W_lm, clipped to [0, 1]; A_t is the mean of q_m' G q_n over ordered pairs m != n, see
     `semantic_agreement`. The sum over all pairs equals (sum_m q_m)' G (sum_m q_m) minus sum_m
-    q_m' G q_m, so the pairs are not enumerated. NaN with fewer than two sampled masks.
+    q_m' G q_m, so the pairs are not enumerated. Raises ValueError: fewer than two drawn masks.
 
     Args:
         unembedding: the output projection W_lm, one row per token.
@@ -75,7 +75,10 @@ def agreement_on_support(
     union, block = rows.shape[1], cosine_blocks(rows)
     q = support.top_probs
     num_drawn = float(len(q) if counts is None else counts.sum())
-    drawn = num_drawn * mask_weights(counts, len(q)).to(q.device)  # `counts`, or once each
+    if num_drawn < 2:
+        raise ValueError(f"agreement is of pairs of masks: expected two or more, got {num_drawn:g}")
+    # `counts` again, but rounded as in all statistics that were saved.
+    drawn = num_drawn * mask_weights(counts, len(q)).to(q.device)
     total = torch.einsum("s,stu->tu", drawn, q)
     per_position = q.transpose(0, 1)
     all_pairs = self_pairs = torch.zeros(len(rows), dtype=q.dtype, device=q.device)

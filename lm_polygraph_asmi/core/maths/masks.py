@@ -74,8 +74,8 @@ def sample_head_masks(
 def example_seed(base_seed: int, content: Sequence[int]) -> int:
     """Seed of anything random about one example, from its content only; in [0, 2^63).
 
-    The content is the masked layer and the tokens for masks, and the tokens and the sample's number
-    for samples. So batch size, order, reruns and K change neither.
+    For masks, the content is the masked layer and the tokens; for a sampled response, the tokens
+    and the sample's number. So neither depends on batch size, order, reruns or K.
 
     Example:
         >>> example_seed(0, [5, 7]) == example_seed(0, [5, 7]) != example_seed(0, [7, 5])

@@ -9,7 +9,6 @@ truth.
 
 import math
 
-import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from lm_polygraph_asmi.core.model.devices import lowest_precision
 from lm_polygraph_asmi.core.model.masked import MaskedModel
 from lm_polygraph_asmi.core.model.passes import full_passes
 from lm_polygraph_asmi.core.model.readout import own_logits, readout
-from lm_polygraph_asmi.core.model.rounding import LIMITS, SAME_STATES, limit, variation
+from lm_polygraph_asmi.core.model.rounding import LIMITS, READOUT, limit, variation
 from lm_polygraph_asmi.core.model.session import scoring_session
 from lm_polygraph_asmi.core.model.unmasked import UnmaskedPass
 
@@ -42,7 +41,7 @@ def check_unmasked(f: MaskedModel, unmasked: UnmaskedPass) -> None:
     if length <= LONGER * longest[0]:
         return
     difference = variation(_own_log_probs(f, unmasked), readout(f, unmasked.final_hidden))
-    allowed = max(SAME_STATES * limit(lowest_precision(f.model)), LIMITS[torch.float32])
+    allowed = READOUT.of(f.model)
     if f.compiles and difference > allowed:  # compiled layers round otherwise
         allowed = largest_rounding(f, unmasked)
     if not difference <= allowed:  # NaN is not, either
@@ -77,19 +76,27 @@ def self_check(
     rows = sorted({0, len(masks) - 1})
     truth = full_passes(f, unmasked, layer, masks[rows])
     differences = {
-        row: variation(readout(f, right), readout(f, states[row]))
+        row: _difference(f, readout(f, right), states[row])
         for row, right in zip(rows, truth, strict=True)
     }
-    worst = max(differences, key=lambda row: (math.isnan(differences[row]), differences[row]))
+    worst = max(differences, key=lambda row: differences[row])
     allowed = limit(lowest_precision(f.model))
     if differences[worst] > allowed:
         allowed = largest_rounding(f, unmasked)
-    if not differences[worst] <= allowed:  # NaN is not, either
+    if differences[worst] > allowed:
         raise Differs(
             f"it differs from full passes by a total variation of {differences[worst]:.2g} (mask "
             f"{worst + 1} of {len(masks)} distinct ones)"
         )
     choice.compared = max(choice.compared[0], lengths[0]), max(choice.compared[1], positions)
+
+
+def _difference(f: MaskedModel, truth: Float[Tensor, "T V"], states: Float[Tensor, "T D"]) -> float:
+    """`variation` of the distributions of final states; infinite if they are no distributions."""
+    try:
+        return variation(truth, readout(f, states))
+    except FloatingPointError:
+        return math.inf
 
 
 def largest_rounding(f: MaskedModel, unmasked: UnmaskedPass) -> float:

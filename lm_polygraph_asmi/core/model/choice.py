@@ -43,8 +43,8 @@ class PassesToTry:
     scope: str
     attention: str
     names: list[str]  # of `PASSES`
-    # Most positions of a prompt, and of all copies of the response in one pass, for which the first
-    # was right. A packed pass has a copy for each mask.
+    # The largest lengths with which the first passed the self-check: of a prompt, and of all copies
+    # of a response in one pass. A packed pass has a copy for each mask.
     compared: tuple[int, int] = 0, 0
     used: bool = False  # whether an answer was scored with the first
     cause: str | None = None  # why faster ones are not among them; None after a warning said so

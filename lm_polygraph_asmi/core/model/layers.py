@@ -70,16 +70,19 @@ def each_in_rows(rows: int, parts: Iterable[Any]) -> tuple[Any, ...]:
     )
 
 
-def without_first(number: int, states: Tensor, rows: int) -> Tensor:
-    """States without those at the first positions, whose axis comes after that of rows."""
-    return states.narrow(rows + 1, number, states.shape[rows + 1] - number)
+def without_first(number: int, states: Tensor, axis: int) -> Tensor:
+    """States without those at the first positions. `axis`: that of rows; positions come next."""
+    return states.narrow(axis + 1, number, states.shape[axis + 1] - number)
 
 
 KeysAndValues = tuple[Tensor, ...]
 
 
 class OneLayerCache:
-    """The keys and values that one layer keeps, after those that it is given."""
+    """What a layer sees as the model's cache: it appends its keys and values to those given here.
+
+    Nothing is appended by a layer that attends to the keys and values of another.
+    """
 
     def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
         self.keys, self.values = keys, values

@@ -104,5 +104,5 @@ def masked_model(
     compiling = torch._dynamo.config.patch(options) if compiles else nullcontext()
     with scoring_session(model, attention), compiling:
         where = structure_of(model, structure)
-        kept = findings(model).setdefault(("passes", structure), {})
+        kept = findings(model).setdefault(("kept for", structure), {})
         yield MaskedModel(model, where, attention_of(model), compiles, kept)

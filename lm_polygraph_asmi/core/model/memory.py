@@ -34,8 +34,11 @@ def batch_bytes(
     """Peak bytes of one decoder layer over some positions, once for each mask.
 
     Counts the tensors alive at once: residual stream, norm output, attention projections, gated
-    MLP, in eager attention the score matrices; of rows, every layer's keys and values. `cached`:
-    keys before these positions. `packed`: one sequence after the same keys, not rows of a batch.
+    MLP, and in eager attention the score matrices. Rows after a prompt also keep the keys and
+    values of every layer.
+
+    `cached`: keys before these positions. `packed`: one sequence after the same keys, not rows of a
+    batch.
     """
     config, structure = f.model.config.get_text_config(), f.structure
     hidden, size, queries = config.hidden_size, f.model.dtype.itemsize, num_masks * positions

@@ -48,6 +48,7 @@ def suffix(
     ids, states = unmasked.tokens(f.model).expand(rows, -1), unmasked.entering[layer]
     last, layers = f.structure.num_layers - 1, f.layers
     predicting_only = partial(_only_at, unmasked.predicting, ids.shape[1])
+    # Layers that compare sizes of their arguments are left as they are.
     after_attention = _after_last_attention(f) if one_row and layer < last else []
     entering = {states_name(layers[layer]): in_rows(rows, states, row_axis(states))}
     beside = each_in_rows(rows, unmasked.beside.get(layer - 1, ()))
@@ -56,6 +57,7 @@ def suffix(
         return each_in_rows(rows, pair)
 
     replaced: list[Replacement] = [
+        # In a compiled last layer, modules could not be replaced.
         *f.compiled(layers[layer + 1 : last]),
         *((module, predicting_only) for module in after_attention),
         heads_masked(f, layer, masks[:, None], one_row),
@@ -117,7 +119,7 @@ def packed(
     copies, before = len(masks), unmasked.before
     length, layers = len(unmasked.final_hidden), f.layers
     caches = {index: kept.first(before) for index, kept in unmasked.caches.items()}
-    # A layer that takes the keys and values of another keeps none.
+    # Only layers that may attend to the keys and values of another, keep none.
     if any(each.keys is None and i not in f.handing_on for i, each in caches.items()):
         raise NotImplementedError("a layer kept no keys and values")
     states, axis = unmasked.entering[layer], row_axis(unmasked.entering[layer])
@@ -192,7 +194,7 @@ def rows_after_prompt(
         responses = [in_rows(len(masks), each[..., before:, :]) for each in pair]
         return tuple(responses) if cache is None else cache.update(*responses, index)
 
-    rows, states = ids[:, before:].expand(len(masks), -1), unmasked.entering[layer]
+    response, states = ids[:, before:].expand(len(masks), -1), unmasked.entering[layer]
     axis = row_axis(states)
     entering = in_rows(len(masks), without_first(before, states, axis), axis)
     parts = unmasked.beside.get(layer - 1, ())
@@ -201,7 +203,7 @@ def rows_after_prompt(
     given = {states_name(f.layers[layer]): entering}
     started = starting_at(f, unmasked, layer, given, after_prompt, beside)
     with replaced_forwards(heads_masked(f, layer, masks[:, None]), *started):
-        states = states_of(base(input_ids=rows, **with_cache(base, cache), use_cache=True))
+        states = states_of(base(input_ids=response, **with_cache(base, cache), use_cache=True))
     return _expect_rows(states, len(masks))
 
 

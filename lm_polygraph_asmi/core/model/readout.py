@@ -30,7 +30,8 @@ VOCABULARY_PART = 2**13
 class _Returned(BaseModelOutputWithPast):
     """Output of a base model: the final states; all other attributes are None."""
 
-    # Older releases annotate it with a 32-bit type; tests, which check types, would refuse 16 bits.
+    # Older transformers annotate it with a 32-bit type, and our tests, which check types at run
+    # time, would refuse 16 bits.
     last_hidden_state: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -69,7 +70,7 @@ def own_logits(f: MaskedModel, **inputs: Any) -> Tensor:
     plain = plain and ("forward" not in vars(projection) or hasattr(projection, "_hf_hook"))
 
     def forward(_: Forward, states: Tensor) -> Tensor:
-        with align_module_device(projection):
+        with align_module_device(projection):  # references keep fetched weights alive
             weight, bias = projection.weight, projection.bias
         if states.dtype.itemsize != 2 or weight.dtype != states.dtype:
             return nn.functional.linear(states, weight, bias)
@@ -84,6 +85,7 @@ def readout(f: MaskedModel, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, 
 
     Raises FloatingPointError: NaN, plus infinity, or a row of minus infinity.
     """
+    # As states of a batch: (D,) becomes (1, 1, D), (T, D) becomes (1, T, D).
     states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     output = _Returned(last_hidden_state=states)
@@ -101,7 +103,7 @@ def unembedding(f: MaskedModel) -> Float[Tensor, "V D"]:
     """
     projection: Any = f.lm_head
     if type(projection) is nn.Linear:
-        with align_module_device(projection):  # the tensor returned keeps fetched weights alive
+        with align_module_device(projection):  # see `own_logits`
             return projection.weight.detach()
     if "unembedding" not in f.kept:
         width = getattr(projection, "in_features", f.model.config.get_text_config().hidden_size)

@@ -103,6 +103,7 @@ def _after_one_prompt(
         cache.batch_repeat_interleave(len(ids))
         responses = _states_entering(f, layer, tokens, cache)
         hidden = torch.cat([hidden.to(responses.device), responses], dim=1)
+    # The prompt's last token comes first, so a response of n tokens ends at index n.
     return hidden[range(len(ids)), [len(response) for response in ids]].float()
 
 

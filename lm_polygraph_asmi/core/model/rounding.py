@@ -27,18 +27,19 @@ MODULE = Limits(1e-3, 0.05)
 EMBEDDING = Limits(1e-4, 0.05)
 """Of the relative distance of a response's embedding after a kept prompt."""
 MIXES = 1e-3
-"""A module mixes tokens if its relative inputs differ by more, when another token changes."""
+"""A module mixes tokens if its inputs at a token differ, relatively, by more than this when another
+token changes."""
 LIMITS = {torch.float64: 1e-5, torch.float32: 2e-4}
+"""Of `variation` between masked and full passes, by type."""
 LIMIT_16_BITS = 2e-2
-"""Of `variation` between masked and full passes, by type; of fewer bits, the last.
+"""The same in 16 bits and fewer.
 
 Correct passes differed by 2e-6 in 32 bits, and in bfloat16 by 6e-3 to 2e-2 (packed sequences of
 SmolLM2-135M-Instruct). Wrong passes differed by 3e-3 to 0.6: the smallest of these are caught in 32
 bits, and not in 16.
 """
-SAME_STATES = 0.1
-"""The readout of the final states may differ from the model's own logits by this fraction of
-`limit`, and by at least the limit of 32 bits: so by 2e-4 in 64 and 32 bits, and 2e-3 in 16."""
+READOUT = Limits(2e-4, 2e-3)
+"""Of `variation` between the readout of the final states and the model's own logits."""
 OUTSTANDING = 10.0
 """A single position may differ by this many times the mean allowed."""
 

@@ -48,7 +48,8 @@ def _switch_attention(model: PreTrainedModel, attention: str, undo: list[Any]) -
             f"{type(model).__name__} cannot use the attention implementation {attention!r}: set "
             "the option `attention` to null to keep the model's own"
         ) from error
-    # Layers hold the text model's configuration, or a copy of it.
+    # Layers hold the text model's configuration, or a copy of it. Other ones, such as that of
+    # images, get back their own.
     _restore((c, attention if isinstance(c, type(text)) else before) for c, before in previous)
 
 
@@ -78,8 +79,7 @@ def _unchanged(model: PreTrainedModel, everything: bool) -> Iterator[None]:
     if everything:
         found += changes_since(model)
     if found and not isinstance(failed, ModelChanged):
-        # The next look finds a new state, so findings are emptied: some may be later than the
-        # change.
+        # Forget the state seen, and so all findings: some may have been made after the change.
         record_of(model).seen = None
         raise ModelChanged(
             f"{type(model).__name__} was changed while it was scored ({', and '.join(found)}): "
@@ -109,7 +109,7 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
             findings(model)  # records the state with which the session's end compares
             undo.append(partial(setattr, record, "in_session", False))
             record.in_session, record.own_attention = True, current
-        # Without a wish, that of the model outside all sessions.
+        # If none is named: the model's own outside all sessions, not that of an outer session.
         implementation = attention or record.own_attention or current
         if implementation != current:
             _switch_attention(model, implementation, undo)

@@ -31,20 +31,21 @@ def by_head(heads: Tensor, mask: Shaped[Tensor, "B n H"], rows: int) -> Float[Te
 
 
 def heads_masked(
-    f: MaskedModel, layer: int, mask: Shaped[Tensor, "B n H"], one_row: bool = False
+    f: MaskedModel, layer: int, mask: Shaped[Tensor, "B n H"], copied: bool = False
 ) -> Replacement:
     """What masks heads at a layer.
 
     Args:
         mask: 1 keeps a head. (B, 1, H): a mask for each row. (1, n, H): one row, with a mask for
             each of its positions.
-        one_row: the model runs one row for B masks, so attention runs once. Its output is copied
+        copied: one row enters for B masks (B, 1, H), so attention runs once. Its output is copied
             for each mask, masked, and then projected: B rows go on.
     """
 
     def project(real: Forward, heads: Tensor, *args: Any, **kwargs: Any) -> Any:
-        masked = by_head(heads, mask, 1 if one_row else len(mask))
-        return real(masked if one_row else masked.reshape(heads.shape), *args, **kwargs)
+        masked = by_head(heads, mask, 1 if copied else len(mask))
+        # Some models flatten rows and positions before they project.
+        return real(masked if copied else masked.reshape(heads.shape), *args, **kwargs)
 
     return f.projection(layer), project
 
@@ -66,8 +67,8 @@ def starting_at(
     Args:
         shared_here: see `SharedHere`.
         beside: what the layer right below returns beside its states.
-        copies: rows that leave the layer for each row that enters: B where its projection gets one
-            row for B masks, else 1. What it hands on is copied as often.
+        copies: B if one row enters the layer and B leave it (`copied` of `heads_masked`), else 1.
+            What the layer hands on gets as many rows.
     """
     target, returns = f.layers[layer], f.structure.returns
     returns_tensor = returns[layer] == 0  # else a tuple

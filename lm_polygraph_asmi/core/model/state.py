@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     # Modules, tensors and forward methods; `Record.seen` has weak references to them.
     objects: list[Any]
     trains: bool  # whether a module is in training mode, which is not of its state
-    values: list[Hashable]  # versions and places of tensors, hooks, adapters, configuration
+    values: list[Hashable]  # versions and addresses of tensors, hooks, adapters, configuration
     traced: bool  # whether PyTorch counts every write to its tensors
     sums: list[int]  # of the weights read, see `watch`
 
@@ -73,9 +73,9 @@ def model_lock(model: nn.Module) -> Any:
 
 @contextmanager
 def changes() -> Iterator[list[Callable[[], object]]]:
-    """A list to which whoever changes a model for a while first adds what undoes it.
+    """A list of undo steps: whoever changes a model for a while appends a step before the change.
 
-    The undo steps run at the end, the last first. They also run in a fork of the process by another
+    The steps run at the end, the last first. They also run in a fork of the process by another
     thread, where nobody else would undo the change. So a step may run twice, and before its change
     was made.
     """
@@ -128,13 +128,13 @@ def model_state(model: nn.Module) -> int:
     in this process only.
 
     Writes through `.data` or into memory shared with NumPy are detected in every 16th row of one
-    weight in each layer, the output projection of the heads; not in others, nor in buffers that no
-    checkpoint has, and numbers that stand in a module.
-    Inside `scoring_session` it is that of the beginning.
+    weight in each layer, the output projection of the heads, and in no other weight. No writes are
+    detected in buffers that no checkpoint has, nor changes of numbers that are attributes of a
+    module. Inside `scoring_session` it is that of the beginning.
     """
     record = record_of(model)
     if record.in_session:
-        return record.found_in
+        return record.found_in  # which `scoring_session` has set at its beginning
     now = _look(model, record)
     if not (now.traced and _is_as_seen(record.seen, now)):
         record.seen, record.state = now._replace(objects=[*map(ref, now.objects)]), next(_COUNT)
@@ -187,20 +187,22 @@ def _look(model: nn.Module, record: Record) -> Seen:
             if hooks:  # transformers leaves some at a first pass, which record
                 values += [number for number, hook in hooks.items() if not _of_library(hook)]
         for name in ("forward", "_old_forward"):
-            # Older transformers record by other methods for a pass, and put the class's back.
+            # Older transformers set other methods for a pass, which record; afterwards the class's
+            # method is left as an attribute.
             if name in own and getattr(own[name], "__func__", None) is not type(module).forward:
                 objects.append(own[name])
         if hasattr(type(module), "_disable_adapters"):  # a PEFT layer: its active adapters
             values += [module._disable_adapters, str(module._active_adapter)]
             values += [str(own.get("scaling")), str(own.get("merged_adapters"))]
-        computed = own["_non_persistent_buffers_set"]  # such as rotary angles, of the length
+        computed = own["_non_persistent_buffers_set"]  # such as rotary angles, for longer texts
         for name, tensor in chain(own["_parameters"].items(), own["_buffers"].items()):
             if tensor is None or name in computed or tensor.is_meta:
                 continue
             if tensor.is_inference():
                 traced = False  # writes leave no trace, so it counts as written to
             elif type(tensor) not in _PLAIN:
-                values += [id(tensor), tensor._version]  # may be moved by swapping: no reference
+                # No weak reference: with one, PyTorch cannot move such tensors by swapping.
+                values += [id(tensor), tensor._version]
             else:
                 objects.append(tensor)
                 values += [tensor._version, tensor.data_ptr()]

@@ -7,6 +7,7 @@ accelerate's hooks move weights at each call (`device_map`); whoever reads weigh
 """
 
 import csv
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -54,9 +55,9 @@ class Structure:
     num_layers: int  # L, layers with and without heads
     projections: dict[int, str]  # path inside a layer, by index of the layers that have heads
     heads: dict[int, int]  # H of each of them
-    width: int  # most inputs of such a projection
+    width: int  # the largest number of inputs of such a projection
     returns: tuple[int, ...]  # length of the tuple that each layer returns; 0: a tensor alone
-    passes: dict[str, str]  # of `classes.csv`: by scope, the first passes to try
+    passes: dict[str, str]  # by scope, the fastest of `choice.PASSES` that is right for the class
     lm_head: str | None = None  # the module that returns the logits, if the setting names it
 
     def layer_at(self, depth: float) -> int:
@@ -170,7 +171,7 @@ def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
 
 def refusal(name: str, row: dict[str, str] | None, named: dict[str, str]) -> str | None:
     """Why heads of a class cannot be masked, by its row of the table; None if nothing is known."""
-    if row is not None and row["heads"] == "refused":
+    if row is not None and row["heads"] == "refused":  # then that column has the reason
         return f"{name} {row['all']}"
     if (row is None or row["heads"] != "by name") and "projection" not in named:
         return (
@@ -295,16 +296,17 @@ def ordinary_tokens(model: PreTrainedModel) -> Tensor:
 def _watched(
     model: PreTrainedModel, paths: Iterable[str], tokens: Tensor
 ) -> tuple[Tensor, dict[str, list[tuple[Any, Any]]]]:
-    """Logits of a pass over tokens, (1, N, V), and the calls of modules by path: the first tensor
-    that each was given, and its output."""
-    calls: dict[str, list[tuple[Any, Any]]] = {path: [] for path in paths}
+    """Logits of a pass over tokens, (1, N, V), and the calls of modules by path, in the order of
+    the first calls: the first tensor that each was given, and its output."""
+    calls = defaultdict[str, list[tuple[Any, Any]]](list)
 
     def watch(path: str, real: Forward, *args: Any, **kwargs: Any) -> Any:
+        of_module = calls[path]  # before modules inside it are called
         output = real(*args, **kwargs)
-        calls[path].append((first_tensor((*args, *kwargs.values())), output))
+        of_module.append((first_tensor((*args, *kwargs.values())), output))
         return output
 
-    with replaced_forwards(*((model.get_submodule(at), partial(watch, at)) for at in calls)):
+    with replaced_forwards(*((model.get_submodule(at), partial(watch, at)) for at in {*paths})):
         logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits
     return logits.float(), calls
 
@@ -357,8 +359,9 @@ def _short_passes(
 def _check_named_projection(model: PreTrainedModel, path: str, index: int, named: str) -> None:
     """Raise if the projection that the setting `structure` names is not that of the heads.
 
-    The projection of the heads is the first module with a matrix whose input at a later token
-    depends on the first token: inputs of queries, keys and values do not, and an MLP comes later.
+    The projection of the heads is the first module called, of those with a matrix, whose input at a
+    later token depends on the first token: inputs of queries, keys and values do not, and an MLP
+    comes later.
     This is tried in the first layer with heads. Nothing can be said where layers below mix tokens.
     """
     layer = f"{path}.{list(dict(model.get_submodule(path).named_children()))[index]}"
@@ -375,10 +378,12 @@ def _check_named_projection(model: PreTrainedModel, path: str, index: int, named
     mixing = []
     for at in [at for at in first if first[at] and second[at]]:
         one, other = (calls[at][0][0].flatten(0, -2) for calls in (first, second))
-        first_token = -(-len(one) // TOKENS)  # its rows come first; some modules have several
-        if one.shape != other.shape or (one - other)[first_token:].norm() > MIXES * one.norm():
+        rows_per_token = -(-len(one) // TOKENS)  # several in some modules; the first token's first
+        later, size = slice(rows_per_token, None), one.norm()
+        if one.shape != other.shape or (one - other)[later].norm() > MIXES * size:
             mixing.append(at)
-    if layer not in mixing and mixing[:1] != [f"{layer}.{named}"]:
+    below_mixes = layer in mixing
+    if not below_mixes and mixing[:1] != [f"{layer}.{named}"]:
         found = repr(mixing[0].removeprefix(f"{layer}.")) if mixing else "none"
         raise TypeError(
             f"{type(model).__name__}: structure names projection={named}, expected the projection "

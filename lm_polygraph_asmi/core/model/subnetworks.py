@@ -105,7 +105,8 @@ def _masked_states(
 
     Full passes, the last, always are; their errors are raised.
     """
-    choice, fastest = passes_to_try(f, layer, unmasked.scope), next(iter(PASSES[unmasked.scope]))
+    choice = passes_to_try(f, layer, unmasked.scope)  # one object, which `drop_first` changes
+    fastest = next(iter(PASSES[unmasked.scope]))
     if choice.cause:
         warn_slower(f, unmasked, layer, len(masks), choice.cause, fastest)
         choice.cause = None

@@ -145,8 +145,9 @@ def run_unmasked(
         if index in targets:
             entering[index] = states = given[states_name(layers[index])]
             axis = row_axis(states)
+            # Of the only row, positions first: (T, D), with all streams in D. A copy, since states
+            # at the other positions need not be kept.
             predicting = without_first(before, states_of(output), axis).select(axis, 0)
-            # A copy: the states at the other positions need not be kept.
             leaving[index] = predicting.movedim(axis, 0).flatten(1).clone()
         return output
 
@@ -155,7 +156,7 @@ def run_unmasked(
     watched = {*targets, *(range(targets[0], len(layers)) if with_caches else ())}
     watched |= {index for index in f.handing_on if index < max(targets, default=0)}
     watches = ((layers[index], partial(watch, index)) for index in watched)
-    with replaced_forwards(*f.compiled(layers), *watches):
+    with replaced_forwards(*f.compiled(layers), *watches):  # later ones call earlier ones
         final = states_of(f.base(input_ids=running(f.model, input_ids), use_cache=False))
     final_hidden = final[0, before:]
     if len(layers) - 1 in leaving:
@@ -172,6 +173,7 @@ def running(model: PreTrainedModel, input_ids: Int[Tensor, " tokens"]) -> Int[Te
 
 
 def _added(before: dict[str, KeysAndValues], shared: Any) -> dict[str, KeysAndValues]:
-    """Keys and values that a layer added; those before may be in other tuples now."""
+    """Keys and values that a layer added. They are told by their tensors, since a layer may put
+    those that it was given into other tuples."""
     tensors = {id(each) for pair in before.values() for each in pair}
     return {kind: pair for kind, pair in shared.items() if id(pair[0]) not in tensors}

@@ -1,4 +1,4 @@
-"""Settings computed side by side, each in a process of its own."""
+"""Compute settings in parallel, each in a process of its own."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -13,10 +13,10 @@ from lm_polygraph_asmi.results.run_groups import RunGroup
 
 @contextmanager
 def processes(jobs: int) -> Iterator[None]:
-    """Let joblib use `jobs` processes of one thread each; a single job runs in this process.
+    """Let joblib use `jobs` processes with one thread each. A single job runs in this process.
 
-    One thread each, so that no more threads run than cores, and rounding does not depend on how
-    many there are.
+    With one thread each, there are no more threads than cores, and rounding does not depend on the
+    number of threads.
 
     Raises:
         ChildProcessError: a process ended before its work was done.
@@ -35,10 +35,10 @@ def compute_apart(
     makes: Sequence[Callable[[Sequence[RunGroup]], Any]],
     progress: Callable[[Sequence[Any], str], Iterable[Any]],
 ) -> None:
-    """Compute each setting in a process of its own, and keep what `once` kept there.
+    """Compute each setting in a process of its own, and keep the values that `once` caches there.
 
-    Items that are made afterwards find these values in their settings. With a single job, nothing
-    is computed here.
+    Items that are made later find these values in their settings. With a single job, nothing is
+    computed here.
 
     Raises:
         ValueError, RuntimeError: an error in a process. The message names the setting.

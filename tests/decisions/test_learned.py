@@ -217,7 +217,10 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
     other = partial(Decider, scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)
     for call, words in (
         (other, "depth 0.6 there, 0.3 here"),
-        (partial(calibrate_run, "RUN", 0.3, signal="learned"), "run has no hidden states"),
+        (
+            partial(calibrate_run, "RUN", 0.3, signal="learned"),
+            "run has not saved the hidden states",
+        ),
         (partial(ask, unlabelled=told[4:]), "unlabelled"),
         (ask, "hidden mean has values that are not finite"),
     ):

@@ -11,7 +11,7 @@ from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.options import given_settings
 
 OPTIONS = (*LOADING, "structure")
-"""Options of `score` that say what the model is."""
+"""Options of `score` that determine how the model is loaded and which modules it has."""
 
 
 @click.command(
@@ -22,9 +22,10 @@ OPTIONS = (*LOADING, "structure")
 def check(model: str, **options: Any) -> None:
     """Compare masked passes of MODEL (folder, hub ID, or smollm2) with full forward passes.
 
-    At 60 % and 90 % of its depth, in both scopes, with eager attention, SDPA and, on a GPU that has
-    it, FlashAttention. Prints a table and a line to send with a report, as CSV: class, how heads
-    are found, passes of each scope, and what was compared. Exits with status 1 if a pass is wrong.
+    Passes are compared at 60 % and 90 % of the model's depth, in both scopes, with eager attention,
+    SDPA and, on a GPU that supports it, FlashAttention. Prints a table, and a line of CSV to send
+    with a report: class, how heads are found, passes of each scope, and what was compared. Exits
+    with status 1 if a pass is wrong.
     """
     from rich.console import Console
     from rich.table import Table
@@ -41,7 +42,7 @@ def check(model: str, **options: Any) -> None:
             text = scorer.tokenizer(PROMPT * LONGEST, return_tensors="pt")["input_ids"][0]
             structure = scorer.config.structure
             found, missing = compare_all(scorer.model, text[:LONGEST], structure)
-    except (TypeError, RuntimeError, FloatingPointError) as error:  # of the model
+    except (TypeError, RuntimeError, FloatingPointError) as error:  # raised by the model
         raise click.ClickException(str(error)) from error
     table = Table("attention", "layer", "scope", "passes", "difference", title=model)
     for each in found:

@@ -102,9 +102,7 @@ def fit(
     """
     risk, confidence, signal, largest = asked.risk, asked.confidence, asked.signal, asked.largest
     if answers.wrong.all():
-        raise ValueError(
-            f"expected right and wrong answers, but all {len(answers)} answers are wrong"
-        )
+        raise ValueError(f"expected right and wrong answers, got {len(answers)}, all wrong")
     chose = None
     if signal == LEARNED:
         if unlabelled:

@@ -60,7 +60,7 @@ def calibrate_run(
     config, model = group.methods[method], group.run.recorded("model")
     if model.get("path") is None:
         raise ValueError(
-            f"{path}: expected a manifest that names the model: run it again with the callback "
+            f"{path}: expected a manifest that names its model: run it again with the callback "
             "RunRecord"
         )
     shared = settings_of(group, method) | {"revision": model.get("revision", "unknown")}

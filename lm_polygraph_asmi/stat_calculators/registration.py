@@ -1,4 +1,4 @@
-"""Estimators of this plugin outside of a benchmark: one answer, or a `UEManager` built by hand."""
+"""Use estimators of this plugin without a benchmark: on one answer, or in a `UEManager`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -90,17 +90,17 @@ def estimate_uncertainty(
 def available_stat_calculators(
     estimators: Sequence[Estimator], **options: Any
 ) -> list[StatCalculatorContainer]:
-    """Value of `UEManager(available_stat_calculators=...)` for a list of estimators.
+    """Value for `UEManager(available_stat_calculators=...)` with a list of estimators.
 
     Args:
-        estimators: those of the manager, from LM-Polygraph and this plugin. Depths and settings of
-            ASMI are read from them. One that reads attention maps, as RAUQ does, needs a model
-            with eager attention.
+        estimators: those of the manager, from LM-Polygraph and this plugin. Depths and settings
+            of ASMI are read from them. An estimator that reads attention maps, such as RAUQ, needs
+            a model with eager attention.
         **options: `attention`, `memory_budget`, and `host.configs.CALCULATOR_OPTIONS`.
 
     Raises:
-        ValueError: estimators of this plugin with different settings, which one calculator cannot
-            serve; an unknown option, or one that is read from the estimators.
+        ValueError: estimators of this plugin have different settings, but one calculator has only
+            one value of each; or an option is unknown, or is read from the estimators.
 
     Example:
         >>> from lm_polygraph_asmi import SemASMI

@@ -63,7 +63,7 @@ def test_score_is_that_of_scikit_learn():
     for made, given, words in (
         (score, [{"free": features["free"]}], "widths"),
         (fit_score, [{"free": np.ones((150, 3))}, wrong], "vary"),
-        (fit_score, [features, wrong | True], "one label"),
+        (fit_score, [features, wrong | True], "the same label"),
     ):
         with pytest.raises(ValueError, match=words):
             made(*given)

@@ -75,7 +75,7 @@ TWO = {"input": ["a", "b"], "output": ["x", "y"]}
         (TWO | {"output": ["北", "!"]}, ["generation_metrics=[{name: R,kwargs: {lang: a}}]"], None),
         (TWO, ["process_target_fn={path: x.py,fn_name: f}"], "only process_target_fn is set"),
         (TWO | {"output": ["x", "Huế"]}, ["generation_metrics=[{name: RougeMetric}]"],
-         "(test:1: 'Huế' has 'ế', which this metric drops): use generation_metrics=[{name: ReferenceInAns"),
+         "(test:1: 'Huế' has 'ế', which this metric drops): use generation_metrics=[{name: "),
         (TWO | {"output": [["x"], ["Hue", "Huế"]]},
          ["+multiref=true", "generation_metrics=[{name: RougeMetric}]"], "1: 'Huế' has 'ế', which"),
         (TWO | {"output": [["x"], ["y", "z"]]}, ["+multiref=true"], None),

@@ -75,8 +75,8 @@ class Answer(NamedTuple):
         most = SAME_MODEL if f.model.dtype.itemsize > 2 else SAME_MODEL_16_BITS
         if not difference <= most:
             raise ValueError(
-                "an answer has another likelihood with this model than in the run (median difference "
-                f"per token {difference:.2g} nats): load the run's model, with its dtype"
+                "an answer has another likelihood with this model than in the run (median "
+                f"difference per token {difference:.2g} nats): load the run's model, with its dtype"
             )
 
 

@@ -337,7 +337,7 @@ def test_a_larger_cluster_named_beforehand_costs_labels():
     assert own == named
     assert (own.tested, larger.largest, vast.threshold) == (300, 4, None)
     assert 110 < larger.tested < 190
-    assert f"must test; {vast.tested} do." in vast.limits
+    assert f"must test the threshold; {vast.tested} do." in vast.limits
 
 
 def test_a_share_that_chose_does_not_test():

@@ -289,16 +289,16 @@ class ASMIConfig:
         several = several if isinstance(several, Sequence) else (several,)
         if not several:
             raise ValueError("expected at least one depth, such as [0.6], got none")
-        return tuple({depth_key(at): self.replace(depth=at) for at in several}.values())
+        return tuple({depth_key(each): self.replace(depth=each) for each in several}.values())
 
     def describe(self, *names: str) -> list[str]:
         """Settings that differ from the default, as the label shows them: `["scope=response"]`."""
         changed = [n for n in names or self.names() if getattr(self, n) != getattr(ASMIConfig, n)]
         shown = {n: SETTINGS[n] for n in changed if _is_used(n, self.method)}
         return [
-            of["label"].format(name=of["symbol"] or name, value=getattr(self, name))
-            for name, of in shown.items()
-            if of["label"]
+            declared["label"].format(name=declared["symbol"] or name, value=getattr(self, name))
+            for name, declared in shown.items()
+            if declared["label"]
         ]
 
     def counted(self, tokens: int, closed: bool) -> int:
@@ -329,8 +329,8 @@ def _is_used(name: str, method: str) -> bool:
 def check_setting(name: str, value: Any) -> None:
     """Raise ValueError unless the value is valid. None is valid only if it is the default."""
     if value is not None or getattr(ASMIConfig, name) is not None:
-        of = SETTINGS[name]
-        of["check"](f"{name} ({of['symbol']})" if of["symbol"] else name, value)
+        declared = SETTINGS[name]
+        declared["check"](f"{name} ({declared['symbol']})" if declared["symbol"] else name, value)
 
 
 def check_fits(top_k: int, vocabulary: int) -> None:

@@ -100,19 +100,19 @@ def _check_strict(value: Any, path: str = "", depth: int = 0) -> None:
     """Raise ValueError, which names the field, if a part of a value cannot be written as JSON."""
     if depth > DEPTH:
         raise ValueError(f"expected at most {DEPTH} nested lists and objects, got more: flatten it")
-    at = f"the field {path!r}: " if path else ""
+    place = f"the field {path!r}: " if path else ""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(
-                f"{at}expected a finite number, got {float(value)!r}, which JSON does not have: "
+                f"{place}expected a finite number, got {float(value)!r}, which JSON does not have: "
                 "write null, or remove the row if this is its label"
             )
     elif isinstance(value, str):
-        check_text(at, value)
+        check_text(place, value)
     elif isinstance(value, Mapping):
         for name, part in value.items():
             if isinstance(name, str):
-                check_text(at, name)
+                check_text(place, name)
             _check_strict(part, f"{path}.{name}" if path else str(name), depth + 1)
     elif isinstance(value, list | tuple):
         for number, part in enumerate(value):

@@ -44,15 +44,16 @@ def prr_intervals(
     if answers.n_clusters > 1 and not np.isnan(prr).any():
         drawn = prr_draws(columns, answers)
     # For each method, PRR on all rows, followed by PRR on the resamples, so differences are paired.
-    of = {
-        name: np.r_[all_rows, own] for name, all_rows, own in zip(scores, prr, drawn.T, strict=True)
+    prr_of = {
+        name: np.r_[all_rows, resampled]
+        for name, all_rows, resampled in zip(scores, prr, drawn.T, strict=True)
     }
 
     def interval(values: np.ndarray) -> Interval:
         return percentile_interval(values[0], values[1:], answers.n_clusters)
 
-    intervals = {name: interval(values) for name, values in of.items()}
-    return intervals, {(a, b): interval(of[a] - of[b]) for a, b in differences}
+    intervals = {name: interval(values) for name, values in prr_of.items()}
+    return intervals, {(a, b): interval(prr_of[a] - prr_of[b]) for a, b in differences}
 
 
 def auroc(score: ArrayLike, wrong: ArrayLike) -> float:

@@ -66,9 +66,9 @@ class RiskMonitor:
         return least_wins(gains, 1 - rule.confidence)
 
     def __str__(self) -> str:
-        found = f"none of {self.answers} answers was accepted"
+        errors = f"none of {self.answers} answers was accepted"
         if self.accepted:
-            found = (
+            errors = (
                 f"{self.errors} of {self.accepted} accepted answers are wrong, "
                 f"{self.errors / self.accepted:.1%} [{self.low:.1%}, {self.high:.1%}]"
             )
@@ -90,7 +90,7 @@ class RiskMonitor:
             "Left out {} empty answers: they are never accepted.": self.blank,
         }
         first = (
-            f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} {accepts}; "
+            f"{self.outcome}: {errors} (guarantee: {self.guarantee.promise}).{least} {accepts}; "
             f"{self.guarantee.coverage:.0%} of the calibration's."
         )
         return "\n".join([first, *(line.format(n) for line, n in counts.items() if n)])

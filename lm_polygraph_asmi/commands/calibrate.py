@@ -105,7 +105,7 @@ def calibrate(
     try:
         for written in filter(None, (out, html)):
             check_writable(written)
-        earlier = _in_order(out) if labels else None
+        earlier = _sorted_calibration(out) if labels else None
         if earlier is None:
             check_new(
                 out,
@@ -124,7 +124,7 @@ def calibrate(
 
                 asked |= {"labels": labels, "unlabelled": unlabelled or ()}
                 result = calibrate_rows(str(rows), **asked)
-        if earlier is not None and _basis(earlier) != _basis(result):
+        if earlier is not None and _comparable(earlier) != _comparable(result):
             check_new(
                 out,
                 "it was made from other labels, or with another risk, confidence or --largest: "
@@ -138,17 +138,17 @@ def calibrate(
     click.echo(f"{result}\nCalibration: {out}" + (f"\nPage: {html}" if html else ""))
 
 
-def _in_order(out: str) -> "Calibration | None":
+def _sorted_calibration(out: str) -> "Calibration | None":
     """The calibration in `out` if its labels were given in order, so that it may be updated."""
     from lm_polygraph_asmi.decisions.calibration import Calibration
 
     with suppress(OSError, ValueError):
-        found = Calibration.load(out)
-        return None if found.guarantee.labels is None else found
+        earlier = Calibration.load(out)
+        return None if earlier.guarantee.labels is None else earlier
     return None
 
 
-def _basis(calibration: "Calibration") -> tuple[Any, ...]:
+def _comparable(calibration: "Calibration") -> tuple[Any, ...]:
     """What calibrations must share for one to update the other with more labels in order."""
     rule = calibration.guarantee
     guarantee = rule.risk, rule.confidence, rule.answers, rule.largest, rule.labels is None

@@ -41,24 +41,26 @@ def check(model: str, **options: Any) -> None:
             scorer = Scorer(model, **loading, **given_settings(options))
             text = scorer.tokenizer(PROMPT * LONGEST, return_tensors="pt")["input_ids"][0]
             structure = scorer.config.structure
-            found, missing = compare_all(scorer.model, text[:LONGEST], structure)
+            comparisons, unavailable = compare_all(scorer.model, text[:LONGEST], structure)
     except (TypeError, RuntimeError, FloatingPointError) as error:  # raised by the model
         raise click.ClickException(str(error)) from error
     table = Table("attention", "layer", "scope", "passes", "difference", title=model)
-    for each in found:
+    for each in comparisons:
         difference = f"{each.difference:.1e}" + " WRONG" * (not each.right)
         table.add_row(each.attention, str(each.layer), each.scope, each.passes, difference)
-    for attention, why in missing.items():
+    for attention, why in unavailable.items():
         table.add_row(attention, "", "", why, "")
     Console().print(table, highlight=False)
-    used = [" or ".join(dict.fromkeys(e.passes for e in found if e.scope == s)) for s in SCOPES]
-    loaded, wrong = scorer.model, not all(each.right for each in found)
+    used = [
+        " or ".join(dict.fromkeys(e.passes for e in comparisons if e.scope == s)) for s in SCOPES
+    ]
+    loaded, wrong = scorer.model, not all(each.right for each in comparisons)
     releases = (f"{name} {release}" for name, release in packages().items())
     note = [
         f"{loaded.dtype} on {loaded.device.type}".removeprefix("torch."),
-        ", ".join(dict.fromkeys(each.attention for each in found)),
-        f"layers {', '.join(dict.fromkeys(str(each.layer) for each in found))}",
-        "WRONG: " * wrong + f"differs by {max(each.difference for each in found):.1e}",
+        ", ".join(dict.fromkeys(each.attention for each in comparisons)),
+        f"layers {', '.join(dict.fromkeys(str(each.layer) for each in comparisons))}",
+        "WRONG: " * wrong + f"differs by {max(each.difference for each in comparisons):.1e}",
         *releases,
     ]
     click.echo("The line for a report:")

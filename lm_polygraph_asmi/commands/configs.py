@@ -30,8 +30,10 @@ def configs() -> None:
     for group, words in GROUPS.items():
         for file in sorted((configs_path() / group).glob("*.yaml")):
             lines = file.read_text(encoding="utf-8").splitlines()
-            said = [line.removeprefix("# ") for line in lines if not line.startswith("# @package")]
+            comments = [
+                line.removeprefix("# ") for line in lines if not line.startswith("# @package")
+            ]
             if file.stem != "asmi_base":  # the base of the other configs
-                table.add_row(words + file.stem, said[0])
+                table.add_row(words + file.stem, comments[0])
         table.add_row()
     Console(width=None if terminal else 200).print(table)

@@ -96,20 +96,22 @@ def _decide_table(calibration: "Calibration", work: Work) -> None:
     with locked(work.out):
         file = Output(Path(work.out))
         for row in rows:
-            record, found, error = {"row": row.number, **row.content}, None, row.error
+            record, decision, error = {"row": row.number, **row.content}, None, row.error
             try:
-                found = None if error else calibration.decide(column_answer(record, signal))
+                decision = None if error else calibration.decide(column_answer(record, signal))
             except ValueError as failure:
                 error = str(failure)
-            if found is None:
+            if decision is None:
                 record["error"] = error
             else:
                 record |= {"correct": record.get("correct")} | {
-                    n: getattr(found, n) for n in DECIDED
+                    n: getattr(decision, n) for n in DECIDED
                 }
                 record["digest"] = Decision.digest(record)
             file.add(record)
-            summary.add(row, Outcome(row.number - 1, row.content.get("id"), found, error), errors)
+            summary.add(
+                row, Outcome(row.number - 1, row.content.get("id"), decision, error), errors
+            )
         file.finish()
     work.write_sheet()
     click.echo(f"{summary}\nResults: {work.out}")

@@ -26,7 +26,7 @@ def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) 
 
     console = Console()
     plan = read_plan(composed, rows=False)
-    faults = [fault for found in plan.faults.values() for fault in found]
+    faults = [fault for reasons in plan.faults.values() for fault in reasons]
     table = Table("needed", "by", "to download")
     for need in plan.needs:
         size = need.to_download

@@ -132,7 +132,7 @@ class Calibration:
         given = {n: v for n, v in settings.items() if not (v is None and n in derived)}
         config = self.config.replace(**given)
         there, here = (self._key(each.to_dict()) for each in (self.config, config))
-        if differences := [_differ(n, there[n], here[n]) for n in there if there[n] != here[n]]:
+        if differences := [_difference(n, there[n], here[n]) for n in there if there[n] != here[n]]:
             raise ValueError(
                 f"parameters differ from the calibration {self.name} ({'; '.join(differences)}): "
                 "leave them out to use the calibration's, or pass a calibration that was made "
@@ -166,32 +166,32 @@ class Calibration:
         unnamed = [
             n for n in NAMES if n not in counted or {"", UNKNOWN} & {there.get(n), here.get(n)}
         ]
-        found = [
-            _differ(name, there[name], here[name])
+        differing = [
+            _difference(name, there[name], here[name])
             for name in there
             if name in here and there[name] != here[name] and name not in unnamed
         ]
-        found += [
+        differing += [
             f"{name} not recorded there: make it again: {COMMAND}"
             for name in here
             if name not in (*there, *OPTIONAL)
         ]
-        found += [
+        differing += [
             f"{name} not recorded here: use `decide`"
             for name in MACHINE
             if name in there and name not in here
         ]
         ends = self.settings.get("answer_ends", ())
         if ends and (end := settings.get("answer_end", ends[0])) not in ends:
-            found.append(f"answers {' or '.join(ends)} there, {end} here")
-        return found
+            differing.append(f"answers {' or '.join(ends)} there, {end} here")
+        return differing
 
     def decide(self, answer: Score | UnmaskedAnswer) -> Decision:
         """Decide on a `Score`; or on an `UnmaskedAnswer`, if the signal needs no masked pass."""
         signals = self._signals(answer)
         value = signals.get(self.signal)
         accept, reason = self._verdict(answer, value)
-        unlike = self._unlike(answer.prompt_tokens) if accept else []
+        unlike = self._length_warning(answer.prompt_tokens) if accept else []
         return Decision(
             accept=accept,
             reason=reason,
@@ -237,7 +237,7 @@ class Calibration:
         (value,) = self.learned({name: values[None] for name, values in features.items()})
         return answer.signals | {LEARNED: float(value)}
 
-    def _unlike(self, tokens: int) -> list[str]:
+    def _length_warning(self, tokens: int) -> list[str]:
         """A warning if the prompt is shorter or longer than every prompt of the calibration."""
         lengths = self.prompt_tokens
         if not lengths or lengths[0] <= tokens <= lengths[-1]:
@@ -333,7 +333,7 @@ def _digest(content: Mapping[str, Any]) -> str:
     return short_hash(json.dumps(content, sort_keys=True))
 
 
-def _differ(name: str, there: Any, here: Any) -> str:
+def _difference(name: str, there: Any, here: Any) -> str:
     return HASHED.get(name, f"{name} {there!r} there, {here!r} here")
 
 

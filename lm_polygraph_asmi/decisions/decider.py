@@ -65,14 +65,14 @@ class Decider:
         """Decide on one answer; see `lm_polygraph_asmi.decide`."""
         scorer, signal = self.scorer, signal_of(self.calibration.signal)
         with scoring_session(scorer.model):  # one session, so the model's state is read once
-            found: Any = (
+            scored: Any = (
                 scorer.score(prompt, answer, samples, **template)
                 if signal.masked
                 else scorer.read(prompt, answer, signal.states, **template)
             )
             if any(name in self.calibration.settings for name in MACHINE):
-                found = replace(found, settings=found.settings | scorer.fingerprints())
-        return self.calibration.decide(found)
+                scored = replace(scored, settings=scored.settings | scorer.fingerprints())
+        return self.calibration.decide(scored)
 
     def score_many(
         self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"

@@ -55,15 +55,15 @@ def labels_in(sheets: Sequence[str | Path], rows: Sequence[Row]) -> Sheet:
     for path in sheets:
         sheet = read_sheet(path, [row.content for row in rows])
         order = order or sheet.order
-        for key, found in sheet.labels.items():
-            if found and labels.get(key):
+        for key, label in sheet.labels.items():
+            if label and labels.get(key):
                 raise ValueError(
                     f"{path}: an answer also has a label in another sheet: keep one label"
                 )
-            if "correct" in found and "quality" not in found:
+            if "correct" in label and "quality" not in label:
                 with placing(f"{path}, key {key}"):
-                    is_wrong(found)
-            labels[key] = labels.get(key) or found
+                    is_wrong(label)
+            labels[key] = labels.get(key) or label
     return Sheet(labels, order)
 
 

@@ -49,9 +49,9 @@ class LearnedScore:
         """
         widths = {name: len(values) for name, values in self.weights.items()}
         tables = _tables({name: features[name] for name in widths if name in features})
-        if (found := {name: table.shape[1] for name, table in tables.items()}) != widths:
+        if (actual := {name: table.shape[1] for name, table in tables.items()}) != widths:
             raise ValueError(
-                f"the score was learned with features of widths {widths}, got {found}: use the "
+                f"the score was learned with features of widths {widths}, got {actual}: use the "
                 "model with which it was learned"
             )
         table = np.hstack(list(tables.values()))

@@ -39,7 +39,7 @@ def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
     Each sequence of tests ends at the first test that is not passed. An answer without a label
     counts as wrong.
     """
-    rule, sample, found = calibration.guarantee, calibration.sample, list[Bound]()
+    rule, sample, bounds = calibration.guarantee, calibration.sample, list[Bound]()
     tests = tests_of(
         (sample.values, sample.wrong, cluster_codes(sample.clusters)),
         np.zeros(len(sample.values), bool) if sample.chose is None else sample.chose,
@@ -59,10 +59,10 @@ def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
             elif at_best(rule.risk) <= level:
                 outcome = "open"
             accepted = float((sample.values <= limit).mean())
-            found.append(Bound(accepted, _least_risk(now, level), outcome, level))
+            bounds.append(Bound(accepted, _least_risk(now, level), outcome, level))
             if outcome != "passed":
                 break
-    return found, len(score)
+    return bounds, len(score)
 
 
 def _least_risk(p_value_of: Callable[[float], float], level: float) -> float:
@@ -95,7 +95,7 @@ def page_of(calibration: Calibration) -> str:
     order, n = np.argsort(sample.values, kind="stable"), len(sample.values)
     # The first error rates are of few answers and jump, so they do not set the height.
     heights = [*rates[shares >= 0.1], *rates[-1:]]
-    heights += [one.bound for one in bounds if one.outcome != "open"]
+    heights += [bound.bound for bound in bounds if bound.outcome != "open"]
     reach = min(1.0, 1.1 * max([2 * rule.risk, *heights]))
     step = next(step for step in STEPS if reach / step <= 6 or step == STEPS[-1])
     return template("decisions/picture.html.jinja").render(
@@ -105,15 +105,16 @@ def page_of(calibration: Calibration) -> str:
         lines=list(calibration.promise()),
         unit=unit_of(calibration.signal).strip(),
         bounds=bounds,
-        outcomes={one.outcome for one in bounds},
+        outcomes={bound.outcome for bound in bounds},
         tested=tested,
-        levels=sorted({f"{100 * (1 - one.level):.3g}%" for one in bounds}),
+        levels=sorted({f"{100 * (1 - bound.level):.3g}%" for bound in bounds}),
         top=step * np.ceil(reach / step - 1e-9),
         step=step,
         curve=list(zip(shares.tolist(), rates.tolist(), strict=True)),
         ticks={kind: (np.flatnonzero(sample.wrong[order] == kind) + 0.5) / n for kind in (0, 1)},
         scores=[
-            (at, sample.values[order[min(n - 1, int(at * n))]]) for at in (0, 0.25, 0.5, 0.75, 1)
+            (share, sample.values[order[min(n - 1, int(share * n))]])
+            for share in (0, 0.25, 0.5, 0.75, 1)
         ],
         n=n,
     )

@@ -97,7 +97,7 @@ def calibrate_rows(
                     "a sorted sheet already has its unlabelled rows: leave --unlabelled out"
                 )
             asked = replace(asked, signal=sheet.order)
-            return _calibrated_in_order(every, sheet.labels.keys(), asked, about)
+            return _calibrate_sorted(every, sheet.labels.keys(), asked, about)
     known, about["left_out"] = _labelled_answers(every, asked)
     inputs = [row for row, _ in known]
     quality: list[Any] = [row.content.get("quality") for row in inputs]
@@ -154,7 +154,7 @@ def _check_random(known: Answered, others: Answered) -> None:
             )
 
 
-def _calibrated_in_order(
+def _calibrate_sorted(
     rows: Sequence[Row], keys: Collection[str], asked: CalibrationOptions, about: Mapping[str, Any]
 ) -> Calibration:
     """Calibrate with labels of the most certain answers, and say what to label next.
@@ -222,13 +222,13 @@ def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> tuple
     known = answered([row for row in rows if row.content.get("digest")], signal)
     if not known:
         raise ValueError("expected scored answers to label, got none")
-    if signal not in (own := known[0][1].signals):
-        raise ValueError(f"expected a signal of {', '.join(own)}; got {signal!r}")
+    if signal not in (computed := known[0][1].signals):
+        raise ValueError(f"expected a signal of {', '.join(computed)}; got {signal!r}")
     known.sort(key=lambda pair: key_of(pair[0].content))
     codes = cluster_codes(clusters_of([row for row, _ in known]))
     largest = largest or int(np.bincount(codes).max())
     seed = crc32("".join(key_of(row.content) for row, _ in known).encode())
-    alone = [known[at] for at in thinned_rows(codes, largest, seed)]
+    alone = [known[place] for place in thinned_rows(codes, largest, seed)]
     alone.sort(key=lambda pair: pair[1].signals[signal])
     return alone, largest
 
@@ -293,14 +293,14 @@ def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
     """
     column, _ = column_of(signal)
     if isinstance(rows, str | Path):
-        found = list(read_table(rows, [column] if column else ()))
+        scored = list(read_table(rows, [column] if column else ()))
     else:
-        found = [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
-    if any(is_sheet(row.content) for row in found[:1]):
+        scored = [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
+    if any(is_sheet(row.content) for row in scored[:1]):
         raise ValueError("expected the scored answers, got a sheet: name the sheet with --labels")
-    if not column and found and not any(row.content.get("digest") for row in found):
-        saved_answers(found[:1])  # raises: score them first
-    return found
+    if not column and scored and not any(row.content.get("digest") for row in scored):
+        saved_answers(scored[:1])  # raises: score them first
+    return scored
 
 
 def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
@@ -313,11 +313,11 @@ def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
 
     def read(row: Row) -> UnmaskedAnswer:
         answer = _saved_answer(row.content)
-        own = _made_with(answer)
-        first.update({} if first else own)
-        shared = first.keys() & own.keys() - {*NAMES} | {*names_that_count(first, own)}
-        if other := [n for n in shared if first.get(n) != own.get(n)]:
-            listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
+        settings = _made_with(answer)
+        first.update({} if first else settings)
+        shared = first.keys() & settings.keys() - {*NAMES} | {*names_that_count(first, settings)}
+        if other := [n for n in shared if first.get(n) != settings.get(n)]:
+            listed = "; ".join(f"{n} {settings[n]!r}, not {first[n]!r}" for n in sorted(other))
             raise ValueError(
                 f"scored otherwise than row {rows[0].number} ({listed}). Score all alike: {SCORE}"
             )
@@ -386,8 +386,10 @@ def _features(known: Answered, scorer: "Scorer | None") -> dict[str, np.ndarray]
             f"({'; '.join(others)}): use that model, or score again: {SCORE}"
         )
     tables = [
-        scorer.read(one.prompt, one.ids, states=True, **one.settings.get("template", {})).features
-        for _, one in known
+        scorer.read(
+            each.prompt, each.ids, states=True, **each.settings.get("template", {})
+        ).features
+        for _, each in known
     ]
     return {name: np.vstack([features[name] for features in tables]) for name in tables[0]}
 

@@ -42,12 +42,14 @@ def calibrate_run(
         >>> run.n, run.label_source
         (60, 'AlignScore')
     """
-    own = {
+    given = {
         each.name: options.pop(each.name)
         for each in fields(CalibrationOptions)
         if each.name in options
     }
-    asked = CalibrationOptions(risk, confidence, **own | {"signal": own.get("signal") or "best"})
+    asked = CalibrationOptions(
+        risk, confidence, **given | {"signal": given.get("signal") or "best"}
+    )
     if asked.signal == LEARNED:
         raise ValueError(
             "a finished run has not saved the hidden states that a learned score needs: score "
@@ -102,8 +104,8 @@ def _labelled(group: RunGroup, right_from: float | None) -> RunGroup:
     problem = group.run.unlabelled(group.metric)
     if group.metric.startswith("Rouge") and not problem:
         golds = group.saved("target_texts") or []
-        if found := unread_rows(group.metric, golds):
-            problem = why_unread(group.metric, found, len(golds))
+        if unread := unread_rows(group.metric, golds):
+            problem = why_unread(group.metric, unread, len(golds))
     if problem:
         raise ValueError(
             f"{group.run.path}: {problem}. The risk guarantee does not cover rows that are left "

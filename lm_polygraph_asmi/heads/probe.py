@@ -138,7 +138,7 @@ def probe_tokens(
     chosen = tokens.loc[np.unique(np.concatenate(list(groups.values())))]
     if chosen.empty:
         raise ValueError("the run has no two tokens with different MI_t")
-    ids, own = [], []
+    ids, answer_tokens = [], []
     shown = Console(stderr=True)
     for row, few in track(
         list(chosen.groupby("row")), "Probing", console=shown, disable=not shown.is_terminal
@@ -146,12 +146,12 @@ def probe_tokens(
         answer, positions = answers[row], few["position"].tolist()
         masks = [
             token_masks(
-                [used["layer"], *answer.input_ids.tolist(), at], heads, numbers, draws, seed
+                [used["layer"], *answer.input_ids.tolist(), position], heads, numbers, draws, seed
             )
-            for at, heads in zip(positions, few["criticality"], strict=True)
+            for position, heads in zip(positions, few["criticality"], strict=True)
         ]
         ids.append(predictions(model, used, answer, positions, masks))
-        own += answer.response[positions].tolist()
+        answer_tokens += answer.response[positions].tolist()
     argmax, replayed, *ablated = np.concatenate(ids).T.tolist()
     predicted = np.reshape(ablated, (1 + draws, len(numbers), len(chosen))).transpose(2, 1, 0)
     columns = {name: chosen[name].tolist() for name in ("row", "position", "mi")}
@@ -160,7 +160,7 @@ def probe_tokens(
         "k": numbers,
         "draws": draws,
         "seed": seed,
-        "tokens": columns | {"token": own, "argmax": argmax, "replayed": replayed},
+        "tokens": columns | {"token": answer_tokens, "argmax": argmax, "replayed": replayed},
         "criticality": [
             [None if np.isnan(b) else float(b) for b in heads] for heads in chosen["criticality"]
         ],

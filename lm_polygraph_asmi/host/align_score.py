@@ -111,9 +111,9 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
     try:
         missing, unused = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:  # weights of other shapes
-        said = " ".join(str(error).split())
+        problem = " ".join(str(error).split())
         raise ValueError(
-            f"{checkpoint} holds weights of another model: {said:.300}. {EXPECTED}"
+            f"{checkpoint} holds weights of another model: {problem:.300}. {EXPECTED}"
         ) from error
     if lacking := [n for n in missing if n.startswith(SCORING) and not n.endswith(UNUSED)]:
         raise ValueError(f"{checkpoint} lacks {listed(lacking)}: {EXPECTED}")
@@ -127,9 +127,9 @@ def source_of(checkpoint: str) -> Repository | None:
     None for a local file. For a URL, the configured hub is asked, which may be a mirror.
     """
     name = r"([\w-]+/[\w.-]+?)"
-    found = re.fullmatch(
+    match = re.fullmatch(
         rf"{name}(?:@([\w.-]+))?|https?://[^/]+/{name}/resolve/(.+?)/([^?]+).*", checkpoint
     )
-    if found is None or Path(checkpoint).exists():
+    if match is None or Path(checkpoint).exists():
         return None
-    return Repository(found[1] or found[3], found[2] or found[4], part=found[5] or FILE)
+    return Repository(match[1] or match[3], match[2] or match[4], part=match[5] or FILE)

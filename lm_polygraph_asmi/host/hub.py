@@ -51,8 +51,8 @@ class Repository:
         if Path(self.name).is_dir():
             return Path(self.name)
         for file in [self.part] if self.part else PARTS["configuration"]:
-            if found := self.cached(file):
-                return Path(found.removesuffix(file))
+            if path := self.cached(file):
+                return Path(path.removesuffix(file))
         return None
 
     @property
@@ -67,8 +67,8 @@ class Repository:
     def cached(self, file: str) -> str | None:
         """Path of one of its files in the hub's cache; None if it is not there."""
         place = self.name, file, self.cache, self.revision, self.kind
-        found = huggingface_hub.try_to_load_from_cache(*place)
-        return found if isinstance(found, str) else None
+        path = huggingface_hub.try_to_load_from_cache(*place)
+        return path if isinstance(path, str) else None
 
     def missing(self) -> list[str]:
         """Its parts that are not completely on this machine."""
@@ -194,7 +194,7 @@ def fetch_command(name: str) -> str:
     if HydraConfig.initialized():
         hydra = HydraConfig.get()
         name, sources = str(hydra.job.config_name), hydra.runtime.config_sources
-        own = [
+        config_folders = [
             s.path
             for s in sources
             if s.provider in ("main", "command-line")
@@ -202,7 +202,7 @@ def fetch_command(name: str) -> str:
             and Path(s.path) != configs_path()
             and Path(s.path, f"{name.removesuffix('.yaml')}.yaml").is_file()
         ]
-        folder = [word for path in own[-1:] for word in ("--config-dir", path)]
+        folder = [word for path in config_folders[-1:] for word in ("--config-dir", path)]
         command = ["polygraph_asmi", "fetch", "--config-name", name, *folder]
         command += [*hydra.overrides.task]
     return f"where there is a connection, run `{shlex.join(command)}`"

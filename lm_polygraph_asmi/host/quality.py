@@ -79,7 +79,7 @@ def words(text: str, squad: bool = False, gap: str = "") -> list[str]:
         part = "".join(characters)
         end += len(part)
         if in_marks:
-            part = (not squad and _of_number(kept[-2:], part, spaced[end : end + 2])) or gap
+            part = (not squad and _marks_of_number(kept[-2:], part, spaced[end : end + 2])) or gap
         kept += part
     text = unicodedata.normalize("NFC", kept)
     if not squad:
@@ -94,7 +94,7 @@ def _plain(char: str) -> str:
     return char if accent or unicodedata.decomposition(char).startswith(VALUES) else plain
 
 
-def _of_number(before: str, marks: str, after: str) -> str:
+def _marks_of_number(before: str, marks: str, after: str) -> str:
     """The marks before a number that are kept in its word; "" if no number follows.
 
     `before` and `after`: the two characters on each side of the marks.

@@ -23,14 +23,18 @@ def untested_releases() -> list[str]:
     """Installed releases that were not tested, such as `["transformers 5.9.9"]`."""
     tested = tested_releases()
     installed = {name: version(name).partition("+")[0] for name in tested}  # not 2.13.0+cpu
-    return [f"{name} {found}" for name, found in installed.items() if found not in tested[name]]
+    return [
+        f"{name} {release}" for name, release in installed.items() if release not in tested[name]
+    ]
 
 
 @cache
 def warn_of_untested() -> None:
     """Log a warning once per process if a release is untested. The self-check runs in any case."""
     if untested := untested_releases():
-        tested = "; ".join(f"{name} {', '.join(of)}" for name, of in tested_releases().items())
+        tested = "; ".join(
+            f"{name} {', '.join(releases)}" for name, releases in tested_releases().items()
+        )
         log.warning(
             "%s: not among the releases on which the tests passed (%s); the self-check still "
             "compares masked passes with full forward passes",

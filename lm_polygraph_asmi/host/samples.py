@@ -74,9 +74,9 @@ def draw(
         rows = prompt.expand(len(some), -1)
         batch = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
         if cache is not None:
-            own = deepcopy(cache)
-            own.batch_repeat_interleave(len(some))
-            batch |= with_cache(model, own)
+            repeated = deepcopy(cache)
+            repeated.batch_repeat_interleave(len(some))
+            batch |= with_cache(model, repeated)
         loop = _OwnStreams(some, prompt.device)
         out = generate(**batch, custom_generate=loop.sample, return_dict_in_generate=True)
         sequences, start = out.sequences.cpu(), prompt.shape[1]
@@ -129,19 +129,21 @@ class DrawnAtOnce:
     def generate(self, input_ids: Int[Tensor, "1 P"], **arguments: Any) -> SimpleNamespace:
         if self._drawn is None:
             generate = partial(self._model.generate, **arguments)
-            drawn = draw(generate, self._inner, input_ids, self._seeds, self._cut, self._middle)
+            drawn = draw(
+                generate, self._inner, input_ids, self._seeds, self._output_of, self._middle
+            )
             self._drawn = iter(drawn)
         return next(self._drawn)
 
-    def _cut(self, row: "Row") -> SimpleNamespace:
+    def _output_of(self, row: "Row") -> SimpleNamespace:
         """What generation would have returned for this row alone, on the CPU."""
-        out, own, middle = row.out, slice(row.number, row.number + 1), self._middle
-        steps = [step[middle][own].cpu() for step in out.hidden_states[: row.length]]
+        out, alone, middle = row.out, slice(row.number, row.number + 1), self._middle
+        steps = [step[middle][alone].cpu() for step in out.hidden_states[: row.length]]
         if row.prompt_states is not None:
             steps[0] = torch.cat([row.prompt_states.cpu(), steps[0]], dim=1)
         return SimpleNamespace(
             sequences=row.sequence[None],
-            scores=[step[own].cpu() for step in out.scores[: row.length]],
+            scores=[step[alone].cpu() for step in out.scores[: row.length]],
             hidden_states=[{middle: step} for step in steps],
         )
 

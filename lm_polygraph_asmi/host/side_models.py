@@ -66,13 +66,15 @@ def classifier_problem(setting: str, path: str, cache: str | None = None) -> str
     Files and configuration are checked, but not the weights.
     """
     what, ours = CLASSIFIERS[setting]
-    problem = Repository(path, cache=cache).problem() or _misfit(setting, path, cache)
+    problem = Repository(path, cache=cache).problem() or _configuration_problem(
+        setting, path, cache
+    )
     return (
         problem and f"the {what} {path!r} {problem}; to use another, set {ours} to a local folder"
     )
 
 
-def _misfit(setting: str, path: str, cache: str | None) -> str | None:
+def _configuration_problem(setting: str, path: str, cache: str | None) -> str | None:
     """Why a classifier's configuration does not fit the setting; None if it does."""
     from transformers import AutoConfig
 
@@ -85,12 +87,12 @@ def _misfit(setting: str, path: str, cache: str | None) -> str | None:
     if not architecture.endswith("ForSequenceClassification"):
         return f"is a {architecture}, expected a model for sequence classification"
     if setting == "deberta_path":
-        return _no_nli(path, config)
+        return _nli_problem(path, config)
     outputs = config.num_labels
     return None if outputs == 1 else f"has {outputs} outputs, expected one, a similarity"
 
 
-def _no_nli(path: str, config: Any) -> str | None:
+def _nli_problem(path: str, config: Any) -> str | None:
     """Why LM-Polygraph cannot use an NLI model with this configuration; None if it can."""
     of_microsoft = path.startswith("microsoft")  # LM-Polygraph decides by this how to load it
     types = ("deberta",) if of_microsoft else ("deberta", "deberta-v2")

@@ -52,15 +52,15 @@ def smollm2_source() -> tuple[Path, str | None]:
         return package, GGUF_FILE
     try:
         config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        found: Any = {name: config.get(name) for name in SIZES}
+        sizes: Any = {name: config.get(name) for name in SIZES}
     except (OSError, ValueError) as error:
-        found = error
-    if found == SIZES:
+        sizes = error
+    if sizes == SIZES:
         return folder, None
     log.warning(
         "%s is ignored, since it is not SmolLM2-135M-Instruct: expected %s, got %s. The GGUF "
         "file is "
         "read instead, which is slow. To convert it: python -m lm_polygraph_asmi.host.convert",
-        folder, SIZES, found,
+        folder, SIZES, sizes,
     )  # fmt: skip
     return package, GGUF_FILE

@@ -45,12 +45,16 @@ def compute_apart(
     """
     if effective_n_jobs(None) < 2 or len(groups) < 2:
         return
-    computed = Parallel(return_as="generator")(delayed(_alone)(group, makes) for group in groups)
+    computed = Parallel(return_as="generator")(
+        delayed(_computed_values)(group, makes) for group in groups
+    )
     for group, values in zip(progress(groups, "Settings"), computed, strict=True):
         group.computed.update(values)
 
 
-def _alone(group: RunGroup, makes: Sequence[Callable[[Sequence[RunGroup]], Any]]) -> dict[Any, Any]:
+def _computed_values(
+    group: RunGroup, makes: Sequence[Callable[[Sequence[RunGroup]], Any]]
+) -> dict[Any, Any]:
     try:
         for make in makes:
             make([group])

@@ -112,9 +112,9 @@ def paper_method(group: RunGroup, symbol: str, depth: float) -> str | None:
         group.methods.items(), key=lambda method: len(method[1].describe(*LEFT_OPEN))
     ):
         used = [
-            (at["num_masks"], at["mask_rate"])
+            (in_use["num_masks"], in_use["mask_rate"])
             for run in group.runs if name in run.scores
-            for at in run.settings() if same_depth(at["depth"], depth)
+            for in_use in run.settings() if same_depth(in_use["depth"], depth)
         ]  # fmt: skip
         if config.same_but(default, *free) and set(used) == {(MASKS, MASK_RATE)}:
             return name

@@ -304,7 +304,7 @@ def _same_answers(first: Run, second: Run) -> bool:
 def _combined(runs: Sequence[Run]) -> Run:
     """Join runs with the same answers. If several have a method, the first run's is taken."""
     scores = pd.concat([run.scores for run in runs], axis=1)
-    methods = {name: of for run in reversed(runs) for name, of in run.methods.items()}
+    methods = {name: config for run in reversed(runs) for name, config in run.methods.items()}
     return replace(runs[0], scores=scores.loc[:, ~scores.columns.duplicated()], methods=methods)
 
 

@@ -86,7 +86,7 @@ class Run:
     def settings(self) -> list[dict[str, Any]]:
         """ASMI's settings in use, such as layer, p, S and K: one dictionary per depth."""
         first: dict[float, dict[str, Any]] = next(iter(self.stats.get("asmi") or ()), {})
-        return [dict(at["settings"]) for _, at in sorted(first.items())]
+        return [dict(statistics["settings"]) for _, statistics in sorted(first.items())]
 
 
 def manager_files(path: str | Path) -> list[Path]:
@@ -146,9 +146,9 @@ def load_run(path: str | Path) -> Run:
         raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
     manifest = read_manifest(file) if manifest_path(file).is_file() else None
     methods = {
-        name: ASMIConfig.from_dict(of)
-        for name, of in ((manifest or {}).get("methods") or {}).items()
-        if name in scores and of["symbol"] in SYMBOLS
+        name: ASMIConfig.from_dict(saved)
+        for name, saved in ((manifest or {}).get("methods") or {}).items()
+        if name in scores and saved["symbol"] in SYMBOLS
     }
     run = Run(file, scores, quality, stats, manifest, methods)
     per_row = run.ids, run.clusters, stats.get("input_texts")

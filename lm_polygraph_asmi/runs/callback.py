@@ -111,11 +111,11 @@ def _job_of_sweep(config: DictConfig, main: Main, argument: Any) -> Any:
     except (Exception, SystemExit) as error:
         job = f"{config.hydra.job.num} ({' '.join(config.hydra.overrides.task)})"
         stopped = isinstance(error, SystemExit)
-        said = str(error) if stopped else f"{type(error).__name__}: {error}"
-        log.error("job %s failed: %s", job, said, exc_info=not stopped)
+        reason = str(error) if stopped else f"{type(error).__name__}: {error}"
+        log.error("job %s failed: %s", job, reason, exc_info=not stopped)
     # Hydra keeps a job's error until the sweep ends. Raise one whose frames do not hold the model.
     gc.collect()
-    raise JobFailed(job, said)
+    raise JobFailed(job, reason)
 
 
 def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
@@ -197,15 +197,15 @@ def _start(config: DictConfig, main: Main, until_end: ExitStack) -> Path:
     until_end.callback(shutil.rmtree, folder / "rows", ignore_errors=True)
     shared = _started_manifest(plan)
     for seed, manager in managers.items():
-        manifest = shared | _of_seed(plan, seed, shared["methods"])
+        manifest = shared | _manifest_of_seed(plan, seed, shared["methods"])
         # The folder may hold an earlier run. Its manifest stays until this run has results.
         if not manager.exists():
             write_manifest(manifest, manager)
-        until_end.push(partial(_end, manifest, manager, started))
+        until_end.push(partial(_finish_manifest, manifest, manager, started))
     return folder
 
 
-def _end(
+def _finish_manifest(
     manifest: dict[str, Any], manager: Path, started: float, _: Any, error: Any, *__: Any
 ) -> None:
     """Write the manifest of a run that has ended, perhaps with an error.
@@ -258,13 +258,13 @@ def _started_manifest(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _of_seed(plan: Plan, seed: int, methods: dict[str, Any]) -> dict[str, Any]:
+def _manifest_of_seed(plan: Plan, seed: int, methods: dict[str, Any]) -> dict[str, Any]:
     """The manifest entries that differ between the seeds of a run."""
     rows = plan.rows.asked(plan.config, seed) if plan.rows.named else []
     return {
         "seeds": {
             "run": seed,
-            "masks": next((of["seed"] for of in methods.values()), None),
+            "masks": next((settings["seed"] for settings in methods.values()), None),
             "samples": OmegaConf.select(plan.config, "asmi.sampling_seed"),
             "subsample": OmegaConf.select(plan.config, "data.subsample_seed"),
         },

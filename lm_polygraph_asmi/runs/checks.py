@@ -196,10 +196,10 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
         name = metric["name"]
         if "lang" in (metric.get("kwargs") or {}):
             continue  # the user chose the metric's model
-        if found := unread_rows(name, golds, ids, process):
-            left_out = name.startswith("Rouge") and len(found) <= LEFT_OUT * len(rows)
+        if unread := unread_rows(name, golds, ids, process):
+            left_out = name.startswith("Rouge") and len(unread) <= LEFT_OUT * len(rows)
             fatal = not (left_out or name.startswith(ENGLISH))
-            yield Finding(why_unread(name, found, len(rows)), fatal)
+            yield Finding(why_unread(name, unread, len(rows)), fatal)
 
 
 def check_window(plan: Plan) -> Iterator[Finding]:
@@ -215,9 +215,9 @@ def check_window(plan: Plan) -> Iterator[Finding]:
         window = read_window(plan.model, plan.configuration, instruct, bool(maps))
         too_long = unusable_rows(plan.asked, lambda row: window.too_long(row.input, limit))
     except (OSError, ValueError, ImportError) as error:
-        said = f"cannot read configuration or tokenizer of {plan.model.get('path')}: {error}"
+        problem = f"cannot read configuration or tokenizer of {plan.model.get('path')}: {error}"
         # A user's own load script may load a model that is not on this machine.
-        yield Finding(said, fatal=not isinstance(error, OSError))
+        yield Finding(problem, fatal=not isinstance(error, OSError))
         return
     if too_long:
         yield Finding(too_long)
@@ -329,10 +329,10 @@ def findings_of(plan: Plan) -> dict[str, list[Finding]]:
     """Findings of every check, by check; only those of the config if it cannot be read."""
     if faults := plan.faults.get("config"):
         return {"config": list(map(Finding, faults))}
-    found: dict[str, list[Finding]] = {"config": []}
+    findings: dict[str, list[Finding]] = {"config": []}
     for name, check in CHECKS.items():
         try:
-            found[name] = list(check(plan))
+            findings[name] = list(check(plan))
         except Exception as error:  # an interpolation that fails can raise anything
-            found[name] = [Finding(f"{type(error).__name__}: {error}")]
-    return found
+            findings[name] = [Finding(f"{type(error).__name__}: {error}")]
+    return findings

@@ -23,15 +23,15 @@ def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] =
     try:
         config = _composed(name, folder, overrides)
     except MissingConfigException as error:
-        raise ValueError(_missing(error, folder)) from error
+        raise ValueError(_missing_config(error, folder)) from error
     except YAMLError as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"a config cannot be read as YAML: {said}") from error
+        problem = " ".join(str(error).split())
+        raise ValueError(f"a config cannot be read as YAML: {problem}") from error
     except HydraException as error:
-        said = " ".join(str(error).split())
-        first, _, key = said.partition("Could not override '")
-        meant = _near(key.split("'")[0], name, folder, overrides) if key and not first else ""
-        raise ValueError(said.replace("'. ", f"'{meant}. ", 1)) from error
+        problem = " ".join(str(error).split())
+        first, _, key = problem.partition("Could not override '")
+        meant = _suggestion(key.split("'")[0], name, folder, overrides) if key and not first else ""
+        raise ValueError(problem.replace("'. ", f"'{meant}. ", 1)) from error
     except TypeError as error:  # values were given where a group's name was expected
         given = " ".join(text for text in overrides if "{" in text)
         raise ValueError(
@@ -50,7 +50,7 @@ def _composed(name: str, folder: str | None, overrides: Sequence[str]) -> DictCo
         return compose(name, list(overrides), return_hydra_config=True)
 
 
-def _missing(error: MissingConfigException, folder: str | None) -> str:
+def _missing_config(error: MissingConfigException, folder: str | None) -> str:
     """A message on a missing config file: what was expected in its place."""
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     known = list(error.options or ())
@@ -62,7 +62,7 @@ def _missing(error: MissingConfigException, folder: str | None) -> str:
     return f"{wrong} is no config{did_you_mean(name, known)}: {there}"
 
 
-def _near(key: str, name: str, folder: str | None, overrides: Sequence[str]) -> str:
+def _suggestion(key: str, name: str, folder: str | None, overrides: Sequence[str]) -> str:
     """A question that suggests the setting that an unknown one may mean; or empty."""
     others = [text for text in overrides if text.lstrip("+~").partition("=")[0] != key]
     try:

@@ -38,17 +38,17 @@ def diagnose(
     plan = read_plan(config)
     cost: dict[str, Any] = {}
     with console.status("checking the run") as status:
-        found = findings_of(plan)
-        if run and not any(finding.fatal for each in found.values() for finding in each):
+        findings = findings_of(plan)
+        if run and not any(finding.fatal for each in findings.values() for finding in each):
             status.update("scoring two rows with every method")
             try:
                 scores, cost = try_rows(config, arguments, len(plan.asked))
-                found["two rows"] = _check_scores(scores)
+                findings["two rows"] = _check_scores(scores)
             except (RuntimeError, ValueError) as error:
-                found["two rows"] = [Finding(str(error))]
+                findings["two rows"] = [Finding(str(error))]
     checks = [
         {"check": name, "state": state, "text": text}
-        for name, each in found.items()
+        for name, each in findings.items()
         for state, text in [("problem" if f.fatal else "warning", f.text) for f in each]
         or [("ok", _about(name, plan))]
     ]
@@ -118,7 +118,7 @@ def batch_times(log: str) -> list[float]:
     """The times in a log at which the first batch began, and at which each batch ended."""
     mark = r"^\[([\d-]+ [\d:]+,\d+)\].*(?:Done .* stat calculators|= NEW BATCH =)"
     times = re.findall(mark, log, re.MULTILINE)
-    return [datetime.fromisoformat(at.replace(",", ".")).timestamp() for at in times]
+    return [datetime.fromisoformat(time.replace(",", ".")).timestamp() for time in times]
 
 
 def _check_scores(scores: pd.DataFrame) -> list[Finding]:

@@ -134,13 +134,13 @@ def _finished(jobs: pd.DataFrame) -> pd.DataFrame:
     finished = jobs[jobs["status"] == "completed"].sort_values("shard")
     for shard in range(total):
         if (finished["shard"] == shard).sum() != 1:
-            found = [
+            states = [
                 f"{job.status} in {job.manager.parent} ({job.manifest.get('error', 'no error')})"
                 for job in jobs[jobs["shard"] == shard].itertuples()
             ]
             problems.append(
                 f"expected one finished job of data.num_shards={total} data.shard={shard}, got "
-                f"{' and '.join(found) or 'none'}: run it, or pass only one of them"
+                f"{' and '.join(states) or 'none'}: run it, or pass only one of them"
             )
     if problems:
         raise ValueError("\n  ".join(problems))

@@ -37,10 +37,10 @@ def _exported(module: Any, kind: type) -> dict[str, Any]:
 
 def sentence(error: Exception) -> str:
     """The message of an error, without the lines that OmegaConf adds to it."""
-    said = str(error)
+    text = str(error)
     if isinstance(error, OmegaConfBaseException):
-        said = said.split("\n")[0].split(" raised while resolving interpolation: ")[-1]
-    return said
+        text = text.split("\n")[0].split(" raised while resolving interpolation: ")[-1]
+    return text
 
 
 def unbuilt(name: str, error: Exception) -> str:

@@ -60,8 +60,8 @@ class LibraryData(NamedTuple):
         )  # fmt: skip
         invalidate_caches()
         if self.problem():
-            said = f"{done.stdout}{done.stderr}".strip().split("\n")[-1]
-            raise ConnectionError(f"`python -m {self.command}` failed: {said}")
+            last_line = f"{done.stdout}{done.stderr}".strip().split("\n")[-1]
+            raise ConnectionError(f"`python -m {self.command}` failed: {last_line}")
 
 
 SENTENCES = (
@@ -139,12 +139,12 @@ def _language_model(model: Mapping[str, Any]) -> Iterator[Need]:
         )
     if not Path(name).is_dir():
         problem = repository.problem()
-        said = (
+        text = (
             problem and f"the model {name!r} {problem}; to use another, set model.path to a folder"
         )
         # A user's own load script may load a model that is not on this machine.
         fatal = has_shipped_script(model)
-        yield Need(f"model {name}", LANGUAGE_MODEL, repository, said, fatal)
+        yield Need(f"model {name}", LANGUAGE_MODEL, repository, text, fatal)
 
 
 def _rows(plan: "Plan") -> Iterator[Need]:
@@ -153,8 +153,8 @@ def _rows(plan: "Plan") -> Iterator[Need]:
     source = "data.source" if are_chosen(plan.config) else "dataset"
     if unread and (rows := repository_of(OmegaConf.select(plan.config, source))):
         reason = rows.refusal()
-        said = reason and f"the dataset {rows.name} cannot be read: {reason}; see data.source"
-        yield Need(f"dataset {rows.name}", ROWS, rows, said)
+        text = reason and f"the dataset {rows.name} cannot be read: {reason}; see data.source"
+        yield Need(f"dataset {rows.name}", ROWS, rows, text)
 
 
 def _of_methods(plan: "Plan") -> Iterator[Need]:
@@ -195,22 +195,22 @@ def _of_metrics(config: DictConfig) -> Iterator[Need]:
             sources += SENTENCES
         for source in sources:
             problem = source.problem()
-            said = (
+            text = (
                 problem
                 and f"{source.name}, which {name} needs, {problem}; to do without, {OTHER_METRIC}"
             )
-            yield Need(source.name, name, source, said)
+            yield Need(source.name, name, source, text)
 
 
 def _checkpoint(path: str) -> Need:
     """AlignScore's checkpoint. If it is on this machine, it is opened to check it."""
-    said, source = None, source_of(path)
+    text, source = None, source_of(path)
     if source and source.missing():
         problem = source.problem()
-        said = problem and f"{path} {problem}; to use a copy, set align_score_path to its {FILE}"
+        text = problem and f"{path} {problem}; to use a copy, set align_score_path to its {FILE}"
     else:
         try:
             read_weights(path)
         except ValueError as error:
-            said = str(error)
-    return Need(f"{path}, of AlignScore", "AlignScore", source, said)
+            text = str(error)
+    return Need(f"{path}, of AlignScore", "AlignScore", source, text)

@@ -152,10 +152,10 @@ class Screen(Processor):
 
     def loading(self, record: logging.LogRecord) -> bool:
         """A log filter that lets every message pass. A message "Loading X..." starts a phase."""
-        if found := re.fullmatch(r"((?:Loading|Initializing) .*)\.\.\.", record.getMessage()):
-            self.phase(found[1])
+        if match := re.fullmatch(r"((?:Loading|Initializing) .*)\.\.\.", record.getMessage()):
+            self.phase(match[1])
             if self.in_file:
-                self.say(found[1])
+                self.say(match[1])
         return True
 
     @staticmethod
@@ -191,9 +191,9 @@ def _watched(screen: Screen) -> type[UEManager]:
 
         def estimate(self, batch_stats: dict, estimators: list) -> tuple[dict, list]:
             screen.phase("estimators")
-            found = super().estimate(batch_stats, estimators)
+            result = super().estimate(batch_stats, estimators)
             screen.phase(", ".join(map(str, self.generation_metrics)))
-            return found
+            return result
 
     return WatchedManager
 

@@ -80,8 +80,8 @@ def diagnose_model(
         return diagnosis
     model, tokenizer = scorer.model, scorer.tokenizer
     with masked_model(model, structure=config.structure) as f:
-        for part, found in _described(f).items():
-            diagnosis.add(part, "found", found)
+        for part, description in _described(f).items():
+            diagnosis.add(part, "found", description)
     for attention in dict.fromkeys([attention_of(model), *MASKABLE]):
         try:
             with scoring_session(model, attention):
@@ -122,8 +122,10 @@ def _checked(scorer: Scorer) -> tuple[str, str]:
         return "problem", str(error)
     seconds, tokens = time.perf_counter() - start, len(score.tokens)
     with masked_model(model, config.attention, config.structure, config.compile) as f:
-        way = next(iter(passes_in_use(f, config.scope)), "none")
-    text = f"{way}; {seconds:.2f} s for {tokens} tokens after {score.prompt_tokens} prompt tokens"
-    if way == (fastest := next(iter(PASSES[config.scope]))):
+        passes = next(iter(passes_in_use(f, config.scope)), "none")
+    text = (
+        f"{passes}; {seconds:.2f} s for {tokens} tokens after {score.prompt_tokens} prompt tokens"
+    )
+    if passes == (fastest := next(iter(PASSES[config.scope]))):
         return "ok", text
     return "slower", f"{text}; the fastest way, {fastest}, cannot be used for this model"

@@ -95,7 +95,7 @@ def score_file(
     check_out(rows, name, out, names)
     with locked(out):
         file = Output(Path(out))
-        done = _kept(file, name, rows, scorer)
+        done = _keep_scored(file, name, rows, scorer)
         left = [row for row in rows if row.number not in done]
         for row, outcome in zip(left, scorer.score_many(left), strict=True):
             failed += outcome.result is None
@@ -123,7 +123,7 @@ def record_of(
     return record | {name: content[name] for name in names if name in content}
 
 
-def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: ScoresRows) -> set[int]:
+def _keep_scored(file: "Output", source: str, rows: Sequence[Row], scorer: ScoresRows) -> set[int]:
     """Remove rows without a result from the file, and return the numbers of the others."""
     contents, done = {row.number: row.content for row in rows}, set[int]()
 
@@ -196,7 +196,7 @@ class Output:
             written = (row.content for row in read_table(self.path, ("row",)))
         elif not self.lines.exists():
             written = iter(())
-        with self._named():
+        with self._naming_file():
             try:
                 with partial.open("w", encoding="utf-8") as file:
                     file.writelines(
@@ -209,7 +209,7 @@ class Output:
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a row. If its line cannot be written completely, it is removed again."""
         line, written = f"{to_json(record, str)}\n".encode(), 0
-        with self._named(), self.lines.open("ab", buffering=0) as file:
+        with self._naming_file(), self.lines.open("ab", buffering=0) as file:
             start = file.seek(0, 2)
             try:
                 while written < len(line):
@@ -221,12 +221,12 @@ class Output:
     def finish(self) -> None:
         """Make the Parquet file from the lines, if `path` is one."""
         if self.lines != self.path:
-            with self._named():
+            with self._naming_file():
                 write_parquet(self.records, self.path)
             self.lines.unlink()
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _naming_file(self) -> Iterator[None]:
         """Turn a write error into one that names the file with the finished rows."""
         try:
             yield
@@ -265,7 +265,7 @@ class BatchScorer:
         given = (dict(plain(cells)) for cells in table.to_dict("records"))
         rows = [Row(n, {str(k): v for k, v in row.items()}) for n, row in enumerate(given, 1)]
         scored = zip(rows, self.scorer.score_many(rows), strict=True)
-        records = [record_of(*found, types) for found in scored]
+        records = [record_of(*pair, types) for pair in scored]
 
         def cell(value: Any, failed: bool) -> Any:
             if isinstance(value, Mapping | list | tuple):

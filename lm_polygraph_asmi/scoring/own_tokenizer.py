@@ -32,7 +32,7 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
         reason = f"it has {size} tokens, the model {expected}"
     elif boundaries and not boundaries & special:
         reason = f"it uses {sorted(boundaries)}, which begin and end the model's texts, as ordinary"
-    elif moved := _moved(config.name_or_path, tokenizer):
+    elif moved := _tokens_with_other_ids(config.name_or_path, tokenizer):
         reason = f"{moved} tokens have other ids than in the one saved in {config.name_or_path}"
     if reason:
         raise ValueError(
@@ -41,17 +41,17 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
         )
 
 
-def _moved(model: str, tokenizer: PreTrainedTokenizerBase) -> int:
+def _tokens_with_other_ids(model: str, tokenizer: PreTrainedTokenizerBase) -> int:
     """Number of the saved tokenizer's tokens that have another id here; 0 if there are only few."""
     if not model or model == tokenizer.name_or_path:
         return 0
     try:
-        own = AutoTokenizer.from_pretrained(model, local_files_only=True).get_vocab()
+        saved_ids = AutoTokenizer.from_pretrained(model, local_files_only=True).get_vocab()
     except (OSError, ValueError):  # no tokenizer is saved on this machine
         return 0
-    known = tokenizer.get_vocab()
-    moved = sum(known.get(token) != number for token, number in own.items())
-    return moved if moved > TOLERANCE * len(own) else 0
+    ids = tokenizer.get_vocab()
+    moved = sum(ids.get(token) != number for token, number in saved_ids.items())
+    return moved if moved > TOLERANCE * len(saved_ids) else 0
 
 
 def _ids(*settings: Any) -> set[int]:
@@ -69,8 +69,8 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts = [getattr(tokenizer, name, None) for name in ("added_tokens_decoder", "chat_template")]
     parts += [getattr(backend, name, None) for name in RULES]
-    own = [part for part in vars(tokenizer).items() if isinstance(part[1], bool)]
-    return repr([len(tokenizer), id(backend), tokenizer.special_tokens_map, own, parts])
+    flags = [part for part in vars(tokenizer).items() if isinstance(part[1], bool)]
+    return repr([len(tokenizer), id(backend), tokenizer.special_tokens_map, flags, parts])
 
 
 @contextmanager

@@ -125,10 +125,10 @@ class Scorer:
         request, config = parse_request(prompt, answer, samples, **template), self.config
         # One session, in which the model's state is read once.
         with scoring_session(self.model), unchanged(self.tokenizer):
-            request, prompt_ids, answers = self._given(request)
+            request, prompt_ids, answers = self._prepare(request)
             (stats,) = self._engine.score(self.model, prompt_ids, *answers)
-            request, alpha, diversity = self._alpha(request, prompt_ids)
-            scored, offsets = self._answer(
+            request, alpha, diversity = self._discount_of(request, prompt_ids)
+            scored, offsets = self._scored_answer(
                 request, prompt_ids, stats.tokens.tolist(), stats.likeliest
             )
             tokens = tokens_of(stats, scored.scored_text, offsets, alpha, self.tokenizer)
@@ -184,10 +184,10 @@ class Scorer:
         request = parse_request(prompt, answer, **template)
         # One session, in which the model's state is read once.
         with scoring_session(self.model), unchanged(self.tokenizer):
-            request, prompt_ids, answers = self._given(request)
+            request, prompt_ids, answers = self._prepare(request)
             stats = self._engine.read(self.model, prompt_ids, *answers)
             ids, likeliest = stats.pop("tokens").tolist(), stats.pop("likeliest")
-            read, _ = self._answer(request, prompt_ids, ids, likeliest)
+            read, _ = self._scored_answer(request, prompt_ids, ids, likeliest)
         tokens = {name: values[: read.counted] for name, values in stats.items()}
         hidden, features = tokens.pop("hidden"), {}
         if states:
@@ -244,7 +244,7 @@ class Scorer:
             if value != here.get(name)
         ]
 
-    def _given(self, request: Request) -> tuple[Request, Int[Tensor, " P"], list[list[int]]]:
+    def _prepare(self, request: Request) -> tuple[Request, Int[Tensor, " P"], list[list[int]]]:
         """Prepare a request: add its warnings, and find the token ids of prompt and answer.
 
         An answer that is text has several lists of token ids, one for each way in which it may end
@@ -277,7 +277,7 @@ class Scorer:
             )
         return request._replace(notes=tuple(notes)), prompt_ids, answers
 
-    def _answer(
+    def _scored_answer(
         self,
         request: Request,
         prompt_ids: Int[Tensor, " P"],
@@ -293,7 +293,7 @@ class Scorer:
         content = self._conditions.without(text, offsets, ids)
         notes = [*request.notes, *answer_warnings(self._conditions, request, before, ids, text)]
         if isinstance(answer, str) and likeliest is not None:
-            notes += self._written_otherwise(prompt_ids, ids, likeliest.tolist(), content)
+            notes += self._warn_of_other_tokens(prompt_ids, ids, likeliest.tolist(), content)
         if answer is None:
             answer = content
         scored = ScoredAnswer(
@@ -312,7 +312,7 @@ class Scorer:
         )
         return scored, offsets
 
-    def _written_otherwise(
+    def _warn_of_other_tokens(
         self, prompt_ids: Tensor, ids: Sequence[int], likeliest: Sequence[int], content: str
     ) -> list[str]:
         """Warn if the model itself would write the same answer in other tokens, with another score.
@@ -323,30 +323,31 @@ class Scorer:
         greedily from there, and the two texts are compared.
         """
         differ = (n for n, pair in enumerate(zip(ids, likeliest, strict=True)) if len({*pair}) > 1)
-        at = next(differ, len(ids))
-        if at == len(ids):
+        first = next(differ, len(ids))
+        if first == len(ids):
             return []
-        conditions, before, start = self._conditions, prompt_ids.tolist(), list(ids[:at])
-        begun = decoded(self.tokenizer, before, [*start, likeliest[at]])[1].rstrip(UNFINISHED)
-        beyond = begun.removeprefix(content)  # the beginning of a stop string, or more text
-        ends = conditions.closes([*start, likeliest[at]]) or any(
+        conditions, before, start = self._conditions, prompt_ids.tolist(), list(ids[:first])
+        begins = decoded(self.tokenizer, before, [*start, likeliest[first]])[1].rstrip(UNFINISHED)
+        beyond = begins.removeprefix(content)  # the beginning of a stop string, or more text
+        ends = conditions.closes([*start, likeliest[first]]) or any(
             stop.startswith(beyond) for stop in conditions.stop_strings
         )
-        if not (content.startswith(begun) or (begun.startswith(content) and ends)):
+        if not (content.startswith(begins) or (begins.startswith(content) and ends)):
             return []
         # At most one token for each remaining byte, and one for the end.
-        left = len(content.encode()) - len(decoded(self.tokenizer, before, start)[1].encode())
-        most = left + max((len(stop.encode()) for stop in conditions.stop_strings), default=0) + 1
-        limit = max(1, min(most, self.config.max_new_tokens - at))
+        bytes_left = len(content.encode()) - len(decoded(self.tokenizer, before, start)[1].encode())
+        longest_stop = max((len(stop.encode()) for stop in conditions.stop_strings), default=0)
+        limit = max(1, min(bytes_left + longest_stop + 1, self.config.max_new_tokens - first))
         more = self._generation.greedy(torch.cat([prompt_ids, prompt_ids.new_tensor(start)]), limit)
-        own = conditions.response([*start, *more], batch_size=2)  # a stop may begin in `start`
-        text, offsets = spans(self.tokenizer, before, own)
-        if conditions.without(text, offsets, own) != content:
+        # A stop string may begin in `start`, so look for the end in all tokens.
+        generated = conditions.response([*start, *more], batch_size=2)
+        text, offsets = spans(self.tokenizer, before, generated)
+        if conditions.without(text, offsets, generated) != content:
             return []
-        mine, theirs = (self.tokenizer.decode([tokens[at]]) for tokens in (own, ids))
+        written, given = (self.tokenizer.decode([tokens[first]]) for tokens in (generated, ids))
         return [
-            f"The model itself writes this answer in other tokens: {mine!r} where the tokenizer "
-            f"writes {theirs!r}, at character {offsets[at][0]}. The score is that of the "
+            f"The model itself writes this answer in other tokens: {written!r} where the tokenizer "
+            f"writes {given!r}, at character {offsets[first][0]}. The score is that of the "
             "tokenizer's tokens. To score the model's own, pass the token ids that it generated."
         ]
 
@@ -366,7 +367,7 @@ class Scorer:
             settings |= {"samples": "passed", "num_samples": len(samples or ())}
         return settings
 
-    def _alpha(
+    def _discount_of(
         self, request: Request, prompt_ids: Int[Tensor, " P"]
     ) -> tuple[Request, float, float | None]:
         """The request, alpha and div(x).

@@ -121,8 +121,13 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
     shown = {key: _letters(row.content) for key, row in rows.items()}
     every, elsewhere = {*texts.values()}, {*shown.values()}
     # A key was moved only if its own texts appear beside another key; otherwise texts changed.
-    for key, found in shown.items():
-        if found != texts[key] and all(found) and found in every and texts[key] in elsewhere:
+    for key, texts_here in shown.items():
+        if (
+            texts_here != texts[key]
+            and all(texts_here)
+            and texts_here in every
+            and texts[key] in elsewhere
+        ):
             raise ValueError(
                 f"{path}, row {rows[key].number}: prompt and answer are those of another key. "
                 "Undo what moved the keys; if only texts were changed, remove both columns"
@@ -135,8 +140,8 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
 
 
 def _order_of(names: Iterable[str]) -> str | None:
-    found = (name.strip() for name in names if name.strip().lower().startswith(RANK))
-    return next((name[len(RANK) :].lower() for name in found), None)
+    ranks = (name.strip() for name in names if name.strip().lower().startswith(RANK))
+    return next((name[len(RANK) :].lower() for name in ranks), None)
 
 
 def _check_columns(path: str | Path, names: Iterable[str]) -> None:

@@ -81,15 +81,15 @@ def possible_answers(
     for stop in conditions.stop_strings:
         together, _ = answer_tokens(tokenizer, prompt, prompt_ids, text + stop)
         apart = [*ids, *tokenizer(stop, add_special_tokens=False)["input_ids"]]
-        ways = [(each, decoded(tokenizer, prompt_ids, each)[1]) for each in (together, apart)]
+        candidates = [(each, decoded(tokenizer, prompt_ids, each)[1]) for each in (together, apart)]
         # A tokenizer may add a space before the stop string: a way out if no tokens fit exactly.
-        exact = [each for each, whole in ways if whole == written + stop]
-        ended += exact or [each for each, whole in ways if whole.endswith(stop)]
+        exact = [each for each, whole in candidates if whole == written + stop]
+        ended += exact or [each for each, whole in candidates if whole.endswith(stop)]
     # If one answer is the beginning of another, generation would have ended there.
     first: list[list[int]] = []
-    for one in sorted(ended, key=len):
-        if not any(one[: len(shorter)] == shorter for shorter in first):
-            first.append(one)
+    for candidate in sorted(ended, key=len):
+        if not any(candidate[: len(shorter)] == shorter for shorter in first):
+            first.append(candidate)
     return first or [ids], follows
 
 

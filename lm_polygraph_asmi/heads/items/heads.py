@@ -30,8 +30,8 @@ NEEDS = f"no run saved masks and divergences of {FEWEST_MASKS} masks or more: ne
 
 def dissected(group: RunGroup, depth: float) -> tuple[Run, list[dict[str, Any]]] | None:
     """The run with the most masks at a depth, among those that saved details; with its rows."""
-    found = ((run, run.at(depth, "masks", "kl")) for run in group.runs)
-    saved = [(run, rows) for run, rows in found if rows]
+    details = ((run, run.at(depth, "masks", "kl")) for run in group.runs)
+    saved = [(run, rows) for run, rows in details if rows]
     return max(saved, key=lambda each: len(each[1][0]["masks"]), default=None)
 
 

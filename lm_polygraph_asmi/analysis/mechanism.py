@@ -31,7 +31,7 @@ class MaskingResponse:
 
     @property
     def over_robust(self) -> bool:
-        """Whether the mean MI_t is below `OVER_ROBUST`, which the paper proposes as a screen."""
+        """Whether the mean MI_t is below `OVER_ROBUST`: perhaps a screen for settings that fail."""
         return self.mean < OVER_ROBUST
 
 
@@ -94,8 +94,7 @@ class Vote(NamedTuple):
 
     Attributes:
         agree: share of masks under which the answer's token is the most likely one.
-        alternative: id of the token that most other masks make the most likely one; None without
-        any.
+        alternative: id of the other token that is most often the most likely one; None without any.
         share: share of masks under which the alternative is the most likely one.
     """
 

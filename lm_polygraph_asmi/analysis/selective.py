@@ -287,7 +287,7 @@ def filter_curve(
     Args:
         by: (n,) score. The answers with the highest values are rejected.
         abstain: (m,) shares of the confident half that are rejected, in [0, 1]. At least one answer
-        is kept.
+            is kept.
 
     Example:
         >>> msp, by, wrong = [0] * 4 + [1] * 4, [1, 2, 3, 4] + [0] * 4, [0, 0, 0, 1] + [1] * 4

@@ -22,8 +22,8 @@ from lm_polygraph_asmi.analysis.risk_control import (
 from lm_polygraph_asmi.scoring.signals import LEARNED
 
 STRENGTH = 0.01
-"""scikit-learn's C; smaller = more regularised. docs/evidence/fresh-plan.md fixed it before the
-tests, and docs/evidence/learned-plan.md kept it, with the same penalty for all features."""
+"""scikit-learn's C; smaller = more regularised. docs/evidence/fresh-plan.md fixed it;
+docs/evidence/learned-plan.md kept it, with the same penalty for all features."""
 LEARNING_SHARE = 0.5
 """Share of the clusters that learn and choose the signal. In simulations it accepted the most."""
 FEWEST = 10

@@ -286,8 +286,8 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
     """Add the manifest entries that are known only after the manager file is finished."""
     content = read_manager(manager)
     stats, config = content["stats"], manifest["config"]
-    # Another seed may have failed after this one. An interrupted run saves neither state nor
-    # metrics.
+    # Another seed may have failed after this one. An interrupted run is not marked as
+    # failed, but has no metrics.
     if content["state"] != "failed" and content["metrics"]:
         manifest["status"] = "completed"
         manifest.pop("error", None)

@@ -61,7 +61,7 @@ class Token:
     entropy: float  # of the unmasked model's next-token distribution, nats
     log_likelihood: float  # under the unmasked model, nats, at most 0
     vote: float  # share of masks under which this token is the most likely one
-    alternative: str | None  # the token that most other masks make the most likely one
+    alternative: str | None  # the other token that is most often the most likely one
     alternative_share: float  # share of masks under which the alternative is the most likely one
 
     @property

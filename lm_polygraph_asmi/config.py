@@ -335,17 +335,17 @@ def check_setting(name: str, value: Any) -> None:
 def check_fits(top_k: int, vocabulary: int) -> None:
     """Raise ValueError if K is larger than the vocabulary.
 
-    The default K passes with any vocabulary V: a K above V means V.
+    The default K is valid for any vocabulary: if it is larger, the whole vocabulary is used.
     """
     if top_k > max(vocabulary, ASMIConfig.top_k):
         raise ValueError(
             f"top_k (K) must be at most {vocabulary}, the size of the model's vocabulary, got "
-            f"{top_k}: the paper uses {ASMIConfig.top_k}, and {vocabulary} is exact"
+            f"{top_k}. The paper uses {ASMIConfig.top_k}; {vocabulary} would be exact"
         )
 
 
 def depth_key(depth: float) -> float:
-    """A depth as it is compared and saved: rounded, so that 0.1 * 6 and 0.6 are one."""
+    """A depth rounded for comparing and saving, so that 0.1 * 6 equals 0.6."""
     return round(float(depth), 6)
 
 

@@ -54,7 +54,7 @@ class Main(click.Group):
 
 @click.group("heads", commands=COMMANDS, short_help="The causal probe.")
 def heads() -> None:
-    """Test the paper's claims on heads: the causal probe."""
+    """Test the paper's claims on attention heads with the causal probe."""
 
 
 gate = click.Command(

@@ -20,7 +20,7 @@ SHOWN = 20
 """Number of decisions that are printed. The output file has all of them."""
 
 PARAMETERS = [copy(each) for each in score.params if each.name not in ("surest_first", "largest")]
-"""Options of `score`. None is required or has a default, since the calibration has the values."""
+"""Options of `score`. None is required or shows a default: the calibration has the values."""
 for option in PARAMETERS:
     if isinstance(option, click.Option):
         option.required = option.show_default = False

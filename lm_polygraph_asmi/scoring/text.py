@@ -1,4 +1,4 @@
-"""Text to token ids and back, with offsets that rebuild an answer."""
+"""Convert texts to token ids and back, with the position of each token in an answer's text."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

@@ -122,7 +122,8 @@ def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> list[np.
     for name, column in numbers.items():
         if len(column) != len(clusters):
             raise ValueError(
-                f"{name} has {len(column)} values, but there are {len(clusters)} cluster keys"
+                f"{name} has {len(column)} values for {len(clusters)} cluster keys: expected one "
+                "for each"
             )
     return list(numbers.values())
 

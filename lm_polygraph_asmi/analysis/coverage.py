@@ -99,8 +99,8 @@ def coverage_intervals(
     if not len(information) == len(coverage) == len(answers) or not all(lengths):
         raise ValueError(
             "expected tokens, coverage and a cluster key for every answer, got "
-            f"{len(information)}, {len(coverage)} and {len(answers)}; "
-            f"{sum(not length for length in lengths)} answers have no token"
+            f"{len(information)}, {len(coverage)} and {len(answers)}, "
+            f"{sum(not length for length in lengths)} without a token"
         )
     mass = np.concatenate([np.asarray(answer_mass, dtype=float) for answer_mass in coverage])
     tokens = finite(information=np.concatenate(information))

@@ -93,8 +93,7 @@ class Labelled(Clustered):
         fewest = min(len(set(self.codes[self.wrong == kind])) for kind in (False, True))
         if fewest < FOLDS:
             raise ValueError(
-                f"{FOLDS} folds need at least {FOLDS} clusters with right and as many with wrong "
-                "answers, "
+                f"{FOLDS} folds need right and wrong answers in at least {FOLDS} clusters each, "
                 f"got {fewest}: use more rows"
             )
         return self.once(_spread, self.wrong, self.codes, np.array(self.seed))

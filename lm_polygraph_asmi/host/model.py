@@ -123,7 +123,7 @@ def prompt_ids(
         padded = torch.as_tensor(batch["input_tokens"][row])
         if not (padded[-len(ids) :].equal(ids) or padded[: len(ids)].equal(ids)):
             raise ValueError(
-                f"prompt {row} of the batch has other token ids in the batch than alone, so ASMI "
+                f"prompt {row} of the batch has other token ids alone than in its batch, so ASMI "
                 "would not score the prompt that was answered. Use batch_size: 1"
             )
     return ids

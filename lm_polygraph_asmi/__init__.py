@@ -27,6 +27,6 @@ if TYPE_CHECKING:
         available_stat_calculators as available_stat_calculators,
         estimate_uncertainty as estimate_uncertainty,
     )
-else:  # on first use: only then torch or LM-Polygraph is imported
+else:  # torch and LM-Polygraph are imported only when a name is used
     __getattr__, __dir__, __all__ = attach_imports(__name__)
     __all__ += ["__version__"]

@@ -1,4 +1,4 @@
-"""Every setting of a score, declared once.
+"""All settings of a score, each declared once.
 
 `Scorer`, `Engine`, the calculator, the estimators, the node `asmi` of the Hydra configs, the
 command-line options and the manifest of a run are all built from `ASMIConfig`. This module imports
@@ -28,7 +28,7 @@ STRUCTURE = {
     "projection": "inside a layer, the projection of the concatenated head outputs",
     "lm_head": "the module that returns the logits",
 }
-"""Modules that the setting `structure` may name."""
+"""Modules that the setting `structure` can name."""
 
 
 def _fraction(why: str, name: str, value: Any) -> None:
@@ -38,7 +38,7 @@ def _fraction(why: str, name: str, value: Any) -> None:
 
 
 def _truth(name: str, value: Any) -> None:
-    if not isinstance(getattr(value, "tolist", lambda: value)(), bool):  # or NumPy's bool
+    if not isinstance(getattr(value, "tolist", lambda: value)(), bool):  # accepts NumPy's bool
         raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
@@ -56,7 +56,7 @@ def _attention(name: str, value: Any) -> None:
 
 
 def check_stop(name: str, value: Any) -> None:
-    """Raise ValueError unless `value` is a list of strings, each of which may end an answer."""
+    """Raise ValueError unless `value` is a list of strings that can end an answer."""
     if not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
         raise ValueError(
             f"{name} must be a string such as '\\n', or a list of strings, got {value!r}"
@@ -71,7 +71,7 @@ def module_paths(structure: str | Mapping[str, str] | None) -> dict[str, str]:
     """Paths of the modules that the setting `structure` names, in the order of `STRUCTURE`.
 
     Raises:
-        ValueError: not such a text or mapping, or another name.
+        ValueError: `structure` is not such a text or mapping, or it names something else.
 
     Example:
         >>> module_paths("projection=mixer.out, layers=decoder.blocks")
@@ -84,7 +84,7 @@ def module_paths(structure: str | Mapping[str, str] | None) -> dict[str, str]:
     valid = isinstance(paths, Mapping) and paths.keys() <= STRUCTURE.keys()
     if not valid or not all(isinstance(path, str) and path for path in paths.values()):
         raise ValueError(
-            f"structure names modules among {', '.join(STRUCTURE)}, as in "
+            f"structure must name modules among {', '.join(STRUCTURE)}, as in "
             f"'layers=model.blocks,projection=mixer.out', got {structure!r}"
         )
     return {name: paths[name] for name in STRUCTURE if name in paths}
@@ -95,17 +95,18 @@ def _field(
     label: str = "{name}={value}", symbol: str | None = None, choices: tuple[str, ...] = (),
     adapt: bool = False,
 ) -> Any:  # fmt: skip
-    """A field of `ASMIConfig`, and what is made of it elsewhere.
+    """A field of `ASMIConfig`, with what other modules need to know about it.
 
     Args:
-        check: raises ValueError for a value out of range; called with the field's name and value.
-            None: the value is one of `choices`.
-        kind: what it changes. "masks": what a masked pass computes; "score": what is computed from
-            masked passes; "answer": how answers are generated; "machine": speed only.
-        label: how `ASMIConfig.describe` shows another value than the default; empty: not at all.
-        symbol: the paper's, which stands for the name.
-        choices: all values, for the command line.
-        adapt: whether only the method adapt uses it.
+        default: its default value.
+        check: raises ValueError if a value is invalid; called with the field's name and value.
+            None: the value must be one of `choices`.
+        kind: what the setting changes. "masks": what a masked pass computes; "score": what is
+            computed from masked passes; "answer": how answers are generated; "machine": only speed.
+        label: how `ASMIConfig.describe` shows a value that is not the default; "": not shown.
+        symbol: the paper's symbol, which is shown instead of the name.
+        choices: all possible values, for the command line.
+        adapt: whether only Adapt-ASMI uses the setting.
     """
     return field(
         default=default,
@@ -122,35 +123,36 @@ def _field(
 
 @dataclass(frozen=True, kw_only=True)
 class ASMIConfig:
-    """The settings of a score; ValueError for one out of range.
+    """The settings of a score. Raises ValueError if a setting is invalid.
 
     Attributes:
         method: Which score: asmi (MI), sem (MI, discounted for near-synonyms) or adapt (sem, with a
             discount that depends on sampled answers).
         depth: Masked layer, as a fraction of the layers: 0 is the first, 1 the last; the paper's is
             0.6.
-        top_k: Most likely tokens kept per distribution, K.
-        num_masks: Number of masks, S; by default, derived from the number of heads.
-        mask_rate: Probability of masking a head, p; by default, derived from the number of heads.
+        top_k: Number of most likely tokens kept per distribution, K.
+        num_masks: Number of masks, S. By default, derived from the number of heads.
+        mask_rate: Probability of masking a head, p. By default, derived from the number of heads.
         mask_sampler: How masks are sampled; balanced masks each head equally often.
-        scope: Where heads are masked: all positions (as in the paper), or response: only where the
-            answer is predicted (cheaper, a different score, and the one measured most).
+        scope: Where heads are masked. all: at all positions, as in the paper. response: only where
+            the answer is predicted, which is cheaper, gives a different score, and was measured
+            most.
         seed: Random seed of masks and sampled answers.
         seeded_by: Text that seeds the masks: answer (prompt and answer) or prompt (prompt only).
         aggregation: How token scores become the answer's score; mean is the paper's.
-        structure: Modules of a model whose structure is not found, by path:
-            layers=...,projection=...,lm_head=..., any of them.
+        structure: Paths of modules, for a model whose modules are not found by name:
+            layers=...,projection=...,lm_head=... (one or more of them).
         closing_token: Whether to score the token that ends the answer.
         tau: Diversity of the sampled answers at which agreement has half its weight.
         beta: How steeply the weight of agreement falls around tau.
-        gate_token: Token of a sampled answer whose hidden state the gate reads: the last one, such
-            as a line break, or the second-last, as LM-Polygraph's embeddings do.
+        gate_token: Token of a sampled answer whose hidden state is compared for the diversity: the
+            last one, such as a line break, or the second-last, as in LM-Polygraph.
         num_samples: Number of sampled answers.
         stop: String that ends an answer; \\n is a line break.
         max_new_tokens: Maximum answer length, in tokens.
-        attention: Attention implementation of the masked passes, such as sdpa; by default, the
+        attention: Attention implementation of the masked passes, such as sdpa. By default, the
             model's.
-        memory_budget: Memory for masked passes, besides the weights, in bytes; by default, half of
+        memory_budget: Memory for masked passes in bytes, besides the weights. By default, half of
             the free GPU memory (at most 8 GiB), or 512 MiB on a CPU.
         compile: Whether torch.compile runs the layers.
 
@@ -162,7 +164,7 @@ class ASMIConfig:
         0.9
     """
 
-    # In the order that `label` shows them.
+    # The order is that in which `label` shows the settings.
     method: str = _field("sem", choices=tuple(METHODS), label="")
     depth: float = _field(
         0.6, partial(_fraction, "it is a fraction of the layers, such as 0.6"), "masks", label=""
@@ -208,7 +210,7 @@ class ASMIConfig:
             check_setting(name, value)
             if name == "stop" and value is not None:
                 value = tuple(value)
-            elif name == "structure" and value is not None:  # a text, whatever its order
+            elif name == "structure" and value is not None:  # a text in a fixed order
                 paths = module_paths(value).items()
                 value = ",".join(f"{part}={path}" for part, path in paths) or None
             # NumPy numbers become plain ones.
@@ -216,21 +218,21 @@ class ASMIConfig:
 
     @classmethod
     def names(cls, *of: str) -> list[str]:
-        """Names of the settings; with arguments, only those of "masks", "score" and so on."""
+        """Names of the settings; with arguments, only those of these kinds, such as "masks"."""
         return [f.name for f in fields(cls) if not of or f.metadata["kind"] in of]
 
     def replace(self, **changed: Any) -> "ASMIConfig":
         """A copy with some settings changed.
 
         Raises:
-            TypeError: an unknown setting; the message suggests a similar name.
-            ValueError: a setting out of range.
+            TypeError: a setting is unknown; the message suggests a similar name.
+            ValueError: a setting is invalid.
         """
         return replace(self, **self.check_names(changed))
 
     @classmethod
     def check_names(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings as a dict; TypeError if a name is unknown."""
+        """The settings as a dictionary. TypeError if a name is unknown."""
         known = cls.names()
         for name in settings:
             if name not in known:
@@ -239,17 +241,17 @@ class ASMIConfig:
         return dict(settings)
 
     def to_dict(self, *of: str) -> dict[str, Any]:
-        """JSON-serialisable values by name; arguments as for `names`."""
+        """Values for JSON, by name. Arguments are those of `names`."""
         values = {name: getattr(self, name) for name in self.names(*of)}
         return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "ASMIConfig":
-        """A config from saved values, other keys ignored; ValueError: a value out of range."""
+        """A config from saved values. Other keys are ignored. ValueError if a value is invalid."""
         return cls(**{name: content[name] for name in cls.names() if name in content})
 
     def besides_masks(self) -> dict[str, Any]:
-        """Plain values of the settings of score and answer that the method uses."""
+        """Plain values of the kinds "score" and "answer", if the method uses the setting."""
         values = self.to_dict("score", "answer")
         return {n: v for n, v in values.items() if _is_used(n, self.method)}
 
@@ -259,14 +261,14 @@ class ASMIConfig:
 
     @classmethod
     def key_of(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """`score_key` of saved values; settings that were not saved are left out."""
+        """`score_key` of saved values. Settings that were not saved are left out."""
         names = [n for n in cls.names("masks", "score") if _is_used(n, saved["method"])]
         key = {name: saved[name] for name in names if name in saved}
         return key | ({"stop": sorted(key["stop"] or ())} if "stop" in key else {})
 
     def same_but(self, other: "ASMIConfig", *names: str) -> bool:
-        """Whether two scores have the same label and samples, apart from the settings `names`."""
-        adapt = self.method == other.method  # else one of them does not use these
+        """Whether settings of masks and score are equal, apart from the settings `names`."""
+        adapt = self.method == other.method  # otherwise, only one method uses these settings
         compared = [n for n in self.names("masks", "score") if adapt or not SETTINGS[n]["adapt"]]
         ignored = {"stop", *names}
         return all(getattr(self, n) == getattr(other, n) for n in compared if n not in ignored)
@@ -277,36 +279,36 @@ class ASMIConfig:
         return METHODS[self.method]
 
     def at_depths(self, depths: Sequence[float] | float | None) -> tuple["ASMIConfig", ...]:
-        """This config at each depth; None: at its depth alone.
+        """This config at each of the depths; None: only at its own depth.
 
         Raises:
-            ValueError: no depth, or one out of range.
+            ValueError: there is no depth, or a depth is invalid.
         """
         several = (self.depth,) if depths is None else depths
         several = several if isinstance(several, Sequence) else (several,)
         if not several:
             raise ValueError("expected at least one depth, such as [0.6], got none")
-        return tuple({depth_key(at): self.replace(depth=at) for at in several}.values())
+        return tuple({depth_key(each): self.replace(depth=each) for each in several}.values())
 
     def describe(self, *names: str) -> list[str]:
         """Settings that differ from the default, as the label shows them: `["scope=response"]`."""
         changed = [n for n in names or self.names() if getattr(self, n) != getattr(ASMIConfig, n)]
         shown = {n: SETTINGS[n] for n in changed if _is_used(n, self.method)}
         return [
-            of["label"].format(name=of["symbol"] or name, value=getattr(self, name))
-            for name, of in shown.items()
-            if of["label"]
+            declared["label"].format(name=declared["symbol"] or name, value=getattr(self, name))
+            for name, declared in shown.items()
+            if declared["label"]
         ]
 
     def counted(self, tokens: int, closed: bool) -> int:
-        """How many tokens of an answer the score is made of: all, or all but one that closes it.
+        """Number of an answer's tokens that the score counts: all, or all but the closing one.
 
-        The only token of an answer counts. `closed`: whether the last ends the answer.
+        A single token always counts. `closed`: whether the last token ends the answer.
         """
         return tokens - (closed and not self.closing_token and tokens > 1)
 
     def label(self, symbol: str) -> str:
-        """Readable name: always depth and K, other settings where they are not the default."""
+        """Readable name: always depth and K, and other settings if they are not the default."""
         parts = [f"{100 * self.depth:g}%", f"K={self.top_k}", *self.describe()]
         return f"{symbol} ({', '.join(parts)})"
 
@@ -315,35 +317,35 @@ class ASMIConfig:
 
 
 SETTINGS: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(ASMIConfig)}
-"""Setting -> what its field declares, see `_field`."""
+"""Setting -> what its field declares; see `_field`."""
 
 
 def _is_used(name: str, method: str) -> bool:
-    """Whether a method uses a setting."""
+    """Whether a method uses this setting."""
     return method == "adapt" or not SETTINGS[name]["adapt"]
 
 
 def check_setting(name: str, value: Any) -> None:
-    """Raise ValueError unless the value is valid for this setting; None is where it is default."""
+    """Raise ValueError unless the value is valid. None is valid only if it is the default."""
     if value is not None or getattr(ASMIConfig, name) is not None:
-        of = SETTINGS[name]
-        of["check"](f"{name} ({of['symbol']})" if of["symbol"] else name, value)
+        declared = SETTINGS[name]
+        declared["check"](f"{name} ({declared['symbol']})" if declared["symbol"] else name, value)
 
 
 def check_fits(top_k: int, vocabulary: int) -> None:
     """Raise ValueError if K is larger than the vocabulary.
 
-    The default K passes with any vocabulary V: a K above V means V.
+    The default K is valid for any vocabulary: if it is larger, the whole vocabulary is used.
     """
     if top_k > max(vocabulary, ASMIConfig.top_k):
         raise ValueError(
             f"top_k (K) must be at most {vocabulary}, the size of the model's vocabulary, got "
-            f"{top_k}: the paper uses {ASMIConfig.top_k}, and {vocabulary} is exact"
+            f"{top_k}. The paper uses {ASMIConfig.top_k}; {vocabulary} would be exact"
         )
 
 
 def depth_key(depth: float) -> float:
-    """A depth as it is compared and saved: rounded, so that 0.1 * 6 and 0.6 are one."""
+    """A depth rounded for comparing and saving, so that 0.1 * 6 equals 0.6."""
     return round(float(depth), 6)
 
 

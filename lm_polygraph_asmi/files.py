@@ -1,4 +1,4 @@
-"""Files that the package reads and writes: strict JSON, whole files, one writer at a time.
+"""Read and write files: strict JSON, complete files, one writer at a time.
 
 This module imports nothing heavy.
 """
@@ -20,16 +20,16 @@ log = logging.getLogger("lm_polygraph")
 
 
 DEPTH = 200
-"""Largest depth of nested lists and objects; Python's own limit depends on the caller."""
+"""Most levels of nested lists and objects. Python's own limit depends on the caller's stack."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text, strictly: another reader would find the same value.
+    """The value of a JSON text, read strictly, so that any other reader finds the same value.
 
     Raises:
-        ValueError: not JSON, or JSON that readers understand differently: NaN or Infinity, a number
-            beyond the range of floats, a field twice in one object, half of a surrogate pair, or
-            more than `DEPTH` nested lists and objects.
+        ValueError: the text is not JSON, or readers differ in how they read it: NaN or Infinity; a
+            number beyond the range of floats; a field twice in one object; half of a surrogate
+            pair; or more than `DEPTH` levels of lists and objects.
 
     Example:
         >>> parse_json('{"correct": true, "correct": false}')
@@ -47,7 +47,7 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text, object_pairs_hook=unique)
     except RecursionError as error:
         raise ValueError("not JSON: nested too deeply") from error
-    except ValueError as error:  # also not UTF-8
+    except ValueError as error:  # also if the text is not UTF-8
         long = "set_int_max_str_digits" in str(error)
         reason = "a number of thousands of digits" if long else error
         raise ValueError(f"not JSON: {reason}") from error
@@ -58,11 +58,11 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: str | Path) -> Any:
-    """The value of a JSON file, strictly.
+    """The value of a JSON file, read strictly.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: as `parse_json`; the message does not name the file.
+        FileNotFoundError: the file does not exist.
+        ValueError: as in `parse_json`. The message does not name the file.
     """
     return parse_json(Path(path).read_bytes())
 
@@ -70,16 +70,16 @@ def read_json(path: str | Path) -> Any:
 def to_json(
     value: Any, default: Callable[[Any], Any] | None = None, indent: int | None = None
 ) -> str:
-    """A JSON text, strictly: `parse_json` reads it.
+    """A JSON text that `parse_json` can read.
 
     Args:
-        value: NumPy's numbers and arrays are written as plain ones.
-        default: for values of other types.
+        value: may contain numbers and arrays of NumPy, which are written as plain ones.
+        default: converts values of other types.
 
     Raises:
-        TypeError: a value of another type, without `default`.
-        ValueError: NaN, Infinity, or half of a surrogate pair, the message names the field; or
-            more than `DEPTH` nested lists and objects.
+        TypeError: a value has another type, and there is no `default`.
+        ValueError: NaN, Infinity, or half of a surrogate pair (the message names the field); or
+            more than `DEPTH` levels of lists and objects.
     """
 
     def converted(item: Any) -> Any:
@@ -97,22 +97,22 @@ def to_json(
 
 
 def _check_strict(value: Any, path: str = "", depth: int = 0) -> None:
-    """Raise ValueError if a part of a value has no JSON text; the message names it."""
+    """Raise ValueError, which names the field, if a part of a value cannot be written as JSON."""
     if depth > DEPTH:
         raise ValueError(f"expected at most {DEPTH} nested lists and objects, got more: flatten it")
-    at = f"the field {path!r}: " if path else ""
+    place = f"the field {path!r}: " if path else ""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(
-                f"{at}expected a finite number, got {float(value)!r}, which JSON does not have: "
-                "write null, or remove the row if it is its label"
+                f"{place}expected a finite number, got {float(value)!r}, which JSON does not have: "
+                "write null, or remove the row if this is its label"
             )
     elif isinstance(value, str):
-        check_text(at, value)
+        check_text(place, value)
     elif isinstance(value, Mapping):
         for name, part in value.items():
             if isinstance(name, str):
-                check_text(at, name)
+                check_text(place, name)
             _check_strict(part, f"{path}.{name}" if path else str(name), depth + 1)
     elif isinstance(value, list | tuple):
         for number, part in enumerate(value):
@@ -122,40 +122,42 @@ def _check_strict(value: Any, path: str = "", depth: int = 0) -> None:
 
 @contextmanager
 def locked(output: str | Path) -> Iterator[None]:
-    """Lock an output for one writer, which may be this process, until the block ends or it dies.
+    """Lock an output for one writer until the block ends or the process dies.
 
-    By the file OUTPUT.lock. Where the file system has no locks, a warning is logged and nothing is
-    locked. ValueError: another writer has it.
+    The lock is the file OUTPUT.lock. If the file system has no locks, a warning is logged and
+    nothing is locked. Raises ValueError: another writer, perhaps in this process, has the lock.
     """
     lock = FileLock(f"{output}.lock", blocking=False)
     try:
         lock.acquire()
     except Timeout as error:
         raise ValueError(
-            f"{output} is being written by another program, or another call in this one: wait "
-            f"until it has ended, or name another file. If none is, remove {lock.lock_file}"
+            f"{output} is being written by another program, or by another call in this one: wait "
+            "until it has ended, or name another file. If there is no other writer, remove "
+            f"{lock.lock_file}"
         ) from error
     except NotImplementedError as error:
         log.warning("%s cannot be locked (%s): do not write it from two programs", output, error)
     try:
         yield
     finally:
-        with suppress(OSError):  # Windows removes no open file
+        with suppress(OSError):  # Windows does not remove an open file
             Path(lock.lock_file).unlink()
         lock.release()
 
 
 @contextmanager
 def writing(out: str | Path, replace: bool = False) -> Iterator[Path]:
-    """Write a file whole: OUT.partial, locked, which becomes OUT when the block ends.
+    """Write a file completely or not at all: OUT.partial becomes OUT when the block ends.
 
-    If the block raises, OUT.partial remains with what was written.
+    OUT is locked meanwhile. If the block raises, OUT.partial keeps what was written.
 
     Args:
-        replace: whether a file of that name is replaced.
+        out: the file.
+        replace: whether to replace OUT if it exists.
 
     Raises:
-        ValueError: OUT exists, or another writer is at work.
+        ValueError: OUT exists, or another writer has the lock.
     """
     partial = partial_of(out)
     with locked(out):
@@ -173,15 +175,15 @@ def writing(out: str | Path, replace: bool = False) -> Iterator[Path]:
 
 
 def partial_of(out: str | Path) -> Path:
-    """The file of an output that is not complete."""
+    """The file in which an output is written until it is complete."""
     return Path(f"{out}.partial")
 
 
 def write_whole(path: str | Path, text: str) -> None:
-    """Write or replace a text file (UTF-8), so that no reader finds half of it.
+    """Write or replace a text file (UTF-8), so that no reader sees half of it.
 
     Raises:
-        ValueError: another writer is at work.
+        ValueError: another writer has the lock.
     """
     with writing(path, replace=True) as partial:
         partial.write_text(text, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""What comes in: the one declared form of prompts, chats, answers and rows, for all doors.
+"""The accepted forms of prompts, chats, answers and rows, declared once for all interfaces.
 
-What is declared here is taken as it stands; everything else is refused by its name and place, with
-what to write. Nothing is mapped in silence: where two readings are possible, a note says which one
-was taken. This module imports nothing heavy, so bad input raises before a model is loaded.
+Input in a declared form is used unchanged. Anything else raises an error that names the field, its
+place, and what to write instead. If an input can be read in two ways, a warning says which one was
+chosen. This module imports nothing heavy, so bad input raises before a model is loaded.
 """
 
 import html
@@ -16,26 +16,27 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from lm_polygraph_asmi.validation import check_text, describe_fields
 
 TEMPLATE = ("tools", "documents", "chat_template_kwargs")
-"""What a chat template gets beside the messages."""
+"""Variables that a chat template gets besides the messages."""
 REASONING = {"reasoning_content", "reasoning", "thinking"}
 LABELS = ("correct", "quality")
 ROW = (
     "prompt", "messages", "answer", "samples", *TEMPLATE, "id", "context", "cluster", *LABELS,
 )  # fmt: skip
-"""Fields of a row that have a meaning; other fields are copied."""
+"""Fields of a row that have a meaning. Other fields are copied."""
 ANSWER_NAMES = re.compile(
     "answer|response|resps|output|completion|predict|pred$|generat|choices|^message$|reply|^result$|"
     "^assistant|^bot$|^chosen$|hypothesis|^candidate|^greedytext"
 )
-"""Names, without case and marks, under which others keep an answer; refused beside no `answer`."""
+"""Names, without case and marks, of a model's answer in other programs. If a row has such a field
+but no `answer`, it raises an error."""
 GOLD_NAMES = re.compile("gold|reference|correct|expected|target|truth|ideal|label|accepted")
-"""Names of right answers, which are copied."""
+"""Names of gold answers. Such fields are copied."""
 ELSEWHERE = {
     "system", "systemprompt", "systemmessage", "instruction", "instructions", "functions",
     "history", "chathistory", "enablethinking", "toolcalls", "reasoning", "reasoningcontent",
     "thinking",
 }  # fmt: skip
-"""Names, without case and marks, of fields that belong into the messages or the answer."""
+"""Names, without case and marks, of fields whose content belongs into the messages or answer."""
 NO_PROMPT = 'expected a text, or an object with a "prompt", got {}'
 
 Messages = Sequence[Mapping[str, Any]]
@@ -48,7 +49,7 @@ _SPEAKER = (
     r"\b(?:system|developer|user|human|assistant|ai|gpt|model|tool|function|chatbot|bot|text)\b"
     r"(?=[\\\"']*\s*(?:[,:}\])>\n]|\Z))"
 )
-"""Who says something, as a field of a message or a part."""
+"""Matches the name of a speaker, as a field of a message or a part."""
 _PAIR = r"[\"'](?:system|developer|user|human|assistant|ai|placeholder)[\"']\s*,"
 _OPEN = r"[\\\"'\s]*(?:(?:\w+:\s*)?-\s+|[A-Za-z_.]*[\[{(])[\[{(\s\\\"']*"
 _BEGINS = re.compile(
@@ -61,31 +62,31 @@ _PRINTED = re.compile(
     r"(?is)[\s\[(]*(?:\w*\(?messages=\s*\[)?\s*(?:\w*Message(?:Chunk)?\(\s*content=|"
     r"content=[\"'].*\b(?:additional_kwargs|response_metadata)=|=+ *\w+ Message *=+)"
 )
-"""How LangChain prints its messages."""
+"""Matches the form in which LangChain prints its messages."""
 
 
 class Form(BaseModel):
-    """An object with the fields declared, and no other; no value is converted."""
+    """An object with only the declared fields. No value is converted to another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Part(Form):
-    """A part of a message's content."""
+    """One part of a message's content."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
 class Function(Form):
-    """What a tool call calls; arguments that are a text are passed on as they stand."""
+    """The function of a tool call. Arguments that are text are passed on unchanged."""
 
     name: str
     arguments: dict[str, Any] | str = {}
 
 
 class ToolCall(Form):
-    """A tool call of an earlier message of the assistant."""
+    """A tool call in an earlier message of the assistant."""
 
     function: Function
     id: str = ""
@@ -105,7 +106,7 @@ class Said(Form):
 
 
 class Assistant(Form):
-    """A message of the assistant; one of tool calls needs no content."""
+    """A message of the assistant. If it has tool calls, it needs no content."""
 
     role: Literal["assistant"]
     content: Content = ""
@@ -117,7 +118,7 @@ class Assistant(Form):
 
 
 class Tool(Form):
-    """What a tool answered."""
+    """The message that a tool returned."""
 
     role: Literal["tool"]
     content: Content
@@ -126,7 +127,7 @@ class Tool(Form):
 
 
 class Beside(Form):
-    """What a chat template gets beside the messages."""
+    """Variables of a chat template besides the messages."""
 
     tools: list[dict[str, Any]] = []
     documents: list[dict[str, Any]] = []
@@ -146,26 +147,26 @@ BRANCHES = {
     "assistant",
     "tool",
 }
-"""Names in places of pydantic's errors that are no fields."""
+"""Names in the places of pydantic's errors that are not fields."""
 OTHER_ROLES = {"ai": "assistant", "model": "assistant", "bot": "assistant", "human": "user"}
 RESERVED = (
     "messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message",
     "tokenize", "return_tensors", "return_dict", "padding", "truncation", "max_length", *TEMPLATE,
 )  # fmt: skip
-"""Names that `chat_template_kwargs` may not have: they are set by this package."""
+"""Names that `chat_template_kwargs` may not contain, since this package sets them."""
 
 
 class Request(NamedTuple):
     """One answer to score, separated from its prompt."""
 
     prompt: Prompt  # text, or messages with text content, up to the answer
-    answer: Answer | None = None  # None: the model generates one, and the samples that it needs
+    answer: Answer | None = None  # None: the model generates the answer, and any samples
     samples: Sequence[Answer] | None = None
-    notes: tuple[str, ...] = ()  # how the input was interpreted, where the caller should know
-    template: Mapping[str, Any] = {}  # what the chat template gets beside messages, of `TEMPLATE`
+    notes: tuple[str, ...] = ()  # warnings on how the input was interpreted
+    template: Mapping[str, Any] = {}  # variables of the chat template, with names of `TEMPLATE`
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """All texts, with names: as of `texts_of`, "answer", "sample 1"."""
+        """All texts with names: those of `texts_of`, then "answer", "sample 1" and so on."""
         yield from texts_of(self.prompt)
         samples = ((f"sample {n}", text) for n, text in enumerate(self.samples or (), start=1))
         yield from (
@@ -174,15 +175,15 @@ class Request(NamedTuple):
 
 
 def as_chat(text: str) -> list[dict[str, Any]]:
-    """A text as the message of a user, which LM-Polygraph makes of a prompt for instruct models."""
+    """A text as a user's message, which LM-Polygraph makes of prompts for instruct models."""
     return [{"role": "user", "content": text}]
 
 
 def parse_row(row: Any) -> dict[str, Any]:
-    """The arguments of `parse_request` that a row has: a text, or an object with fields of `ROW`.
+    """Arguments for `parse_request` from a row, which is a text or an object with fields of `ROW`.
 
-    Raises ValueError: no prompt; a field whose name is nearly that of a field with a meaning; an
-    answer under another name; a label without the answer that it is of.
+    Raises ValueError: there is no prompt; a field's name is almost that of a field in `ROW`; the
+    answer has another name; or there is a label, but not the answer it belongs to.
     """
     if isinstance(row, str):
         return {"prompt": row}
@@ -191,7 +192,9 @@ def parse_row(row: Any) -> dict[str, Any]:
     given = {name: value for name, value in row.items() if value is not None}
     for name in given:
         if (meant := meant_field(name)) is not None:
-            raise ValueError(f"the field {name!r}: write {meant!r}, or rename it if it is another")
+            raise ValueError(
+                f"unknown field {name!r}: write {meant!r} if it is meant, or rename the field"
+            )
     if "prompt" not in given and "messages" not in given:
         raise ValueError(NO_PROMPT.format(describe_fields(row)))
     if "prompt" in given and "messages" in given:
@@ -202,18 +205,19 @@ def parse_row(row: Any) -> dict[str, Any]:
     for name in given:
         if _plain(name) in ELSEWHERE and name not in ROW:
             raise ValueError(
-                f"the field {name!r} would not reach the model: write it into the messages, the "
+                f"the field {name!r} would not reach the model: move it into the messages, the "
                 "answer or chat_template_kwargs, as your server does, or rename it"
             )
     if "answer" not in given:
         for name in given:
             if _is_answer(name, given[name]):
                 raise ValueError(
-                    f'no field "answer", but {name!r}: rename it "answer" if it is the answer to '
-                    "score; else rename it otherwise, and the model's own answer is scored"
+                    f'expected a field "answer", got {name!r}: if this is the answer to score, '
+                    'rename it "answer"; if not, give it another name, and the model\'s own '
+                    "answer is scored"
                 )
         labels = [name for name in LABELS if name in given]
-        if labels and parse_request(prompt).answer is None:  # its own errors come first
+        if labels and parse_request(prompt).answer is None:  # an error in the prompt comes first
             raise ValueError(
                 f'"{labels[0]}" is the label of an answer, but the row has no "answer": add the '
                 "answer that was labelled, or leave the label out"
@@ -227,7 +231,7 @@ def _plain(name: Any) -> str:
 
 
 def _is_answer(name: Any, value: Any) -> bool:
-    """Whether a field's name is that of a model's answer; `answers` that are no text are gold."""
+    """Whether a field is named like a model's answer; `answers` are gold answers unless a text."""
     plain = _plain(name)
     if (
         name in ROW
@@ -239,7 +243,7 @@ def _is_answer(name: Any, value: Any) -> bool:
 
 
 def meant_field(name: Any) -> str | None:
-    """The field of `ROW` that another name nearly is, such as "Answer "; None if it is none."""
+    """The field of `ROW` whose name almost equals this name, such as "Answer "; None if none."""
     if name in (*ROW, "ID", "Id"):
         return None
     plain = _plain(name)
@@ -252,34 +256,33 @@ def parse_request(
     samples: Sequence[Answer] | None = None,
     **template: Any,
 ) -> Request:
-    """Separate prompt and answer: the assistant's last message of a chat is the answer.
+    """Separate prompt and answer. If a chat ends with the assistant's message, it is the answer.
 
-    Runs without a model, so that errors are raised before one is loaded.
+    No model is needed, so that errors are raised before one is loaded.
 
     Args:
-        prompt: a text, or messages with roles of `ROLES`.
-        answer: a text or token ids; None: the chat's last message if it is the assistant's, else
-            the model generates one.
+        prompt: a text, or messages with the roles system, developer, user, assistant and tool.
+        answer: a text or token ids. None: the chat's last message if it is the assistant's;
+            otherwise the model generates an answer.
         samples: sampled answers, each a text or token ids.
-        **template: what the chat template gets beside the messages: `tools`, `documents`,
-            `chat_template_kwargs`.
+        **template: variables of the chat template: `tools`, `documents`, `chat_template_kwargs`.
 
     Raises:
-        ValueError: anything else, named with its place; a chat that arrives as text; an answer
-            that is passed twice; half of a surrogate pair anywhere.
-        TypeError: an unknown argument, such as a parameter of the `Scorer`.
+        ValueError: the input has another form, which is named with its place; a chat is passed as
+            text; an answer is passed twice; a text has half of a surrogate pair.
+        TypeError: an argument is unknown; it may be a setting of the `Scorer`.
     """
     if unknown := sorted(template.keys() - {*TEMPLATE}):
         raise TypeError(
-            f"unknown arguments {', '.join(unknown)}: parameters such as stop, scope and depth are "
-            f"those of the Scorer, as in Scorer(model, {unknown[0]}=...)"
+            f"unknown arguments {', '.join(unknown)}: settings such as stop, scope and depth "
+            f"belong to the Scorer, as in Scorer(model, {unknown[0]}=...)"
         )
     samples = _checked_samples(samples)
     answer = None if answer is None else _answer(answer, "an answer")
     if isinstance(answer, list) and not answer:
         raise ValueError(
-            "the answer is empty: expected at least one token id. Leave `answer` out to score the "
-            "model's own"
+            "the answer is empty: expected at least one token id. To score the model's own "
+            "answer, leave `answer` out"
         )
     notes: tuple[str, ...] = ()
     if not isinstance(prompt, str):
@@ -289,16 +292,17 @@ def parse_request(
         check_text(f"the {name}: ", text)
         if (" of message " not in name or name.startswith("content")) and chat_as_text(text):
             raise ValueError(
-                f"the {name} is a chat written as text, {text[:40]!r}: pass the chat itself, as a "
-                "list of messages (in a file: JSON lines, the list as it is, not in quotes). If "
-                "the text is meant, pass its token ids"
+                f"the {name} is a chat written as text, {text[:40]!r}: pass the chat itself as a "
+                "list of messages (in a file: as a list in JSON lines, not in quotes). If the "
+                "text itself is meant, pass its token ids"
             )
     return request
 
 
 def chat_as_text(text: str) -> bool:
-    """Whether a text is a chat, or a message, in another program's spelling: JSON, a Python list or
-    object as it is printed, YAML, or LangChain's print.
+    """Whether a text is a chat or a message as another program writes it.
+
+    Such forms are JSON, a printed Python list or object, YAML, and LangChain's print.
 
     Example:
         >>> chat_as_text("[{'role': 'user', 'content': 'Who?'}]"), chat_as_text("Who is [x]?")
@@ -307,7 +311,7 @@ def chat_as_text(text: str) -> bool:
     text = html.unescape(re.sub("^\ufeff|^b(?=['\"])", "", text)).translate(CURLY)
     if _PRINTED.match(text) or (_BEGINS.match(text) and _SAID.search(text)):
         return True
-    if _BEGINS.match(text):  # pairs of role and text
+    if _BEGINS.match(text):  # pairs of a role and a text
         return re.match(rf"(?i){_OPEN}{_PAIR}", text) is not None
     end = text.rstrip(" \t\r\n\\\"',;")[-1:]
     closed = _OPENS.match(text) is not None and end in ("]", "}", ")")
@@ -317,7 +321,7 @@ def chat_as_text(text: str) -> bool:
 def _from_chat(
     chat: Any, answer: Answer | None
 ) -> tuple[list[dict[str, Any]], Answer | None, tuple[str, ...]]:
-    """Messages before the answer, the answer, and notes on how they were read."""
+    """Messages before the answer, the answer, and warnings on how they were read."""
     if not (isinstance(chat, Sequence) and all(isinstance(part, Mapping) for part in chat)):
         raise ValueError(
             "expected a prompt as text, or as a list of chat messages such as {'role': 'user', "
@@ -329,19 +333,19 @@ def _from_chat(
         last = messages.pop()
         if answer is not None:
             raise ValueError(
-                "expected one answer, got two: the chat's last message from the assistant, and "
+                "expected one answer, got two: the chat's last message, from the assistant, and "
                 "`answer`. Leave one out"
             )
         if beside := [n for n, value in last.items() if value and n not in ("role", "content")]:
             raise ValueError(
-                f"the chat's last message, the assistant's, has {beside[0]!r}, which the model "
-                "may have written as part of its answer: write the answer with it, as the model "
-                "wrote it, as one text; or remove the field if the model did not write it"
+                f"the chat's last message, from the assistant, has a field {beside[0]!r}, which "
+                "may be part of what the model wrote. If it is, pass the whole answer as one "
+                "text, as the model wrote it; if not, remove the field"
             )
         if not last["content"]:
             raise ValueError(
-                "the chat's last message, the assistant's, has no text. Leave it out to score the "
-                "model's own answer"
+                "the chat's last message, from the assistant, has no text. To score the model's "
+                "own answer, leave this message out"
             )
         answer = last["content"]
         notes.append("The chat's last message, the assistant's, was scored.")
@@ -351,9 +355,9 @@ def _from_chat(
 
 
 def _message(message: Mapping[str, Any], number: int, notes: list[str]) -> dict[str, Any]:
-    """A message with its content as one text, since not every template supports parts.
+    """A message with its content joined into one text, since not every template reads parts.
 
-    Fields that are null or an empty list count as absent, as servers write them.
+    Fields that are null or an empty list count as missing, since servers write such fields.
     """
     given = _filled(message)
     if isinstance(given.get("content"), list | tuple):
@@ -364,8 +368,8 @@ def _message(message: Mapping[str, Any], number: int, notes: list[str]) -> dict[
         if len(form.content) > 1:
             notes.append(
                 f"The {len(form.content)} text parts of message {number} were joined without "
-                "anything between them: if your server joins them otherwise, such as by line "
-                "breaks, pass one text."
+                "anything between them. If your server joins them in another way, such as with "
+                "line breaks, pass one text."
             )
     if "content" not in given and not given.keys() & {"tool_calls", *REASONING}:
         raise ValueError(f"message {number}: expected a text as content, got none")
@@ -377,11 +381,11 @@ def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(read: Callable[[Any], Any], value: Any, place: str) -> Any:
-    """A value in its declared form; ValueError: the first field that is not, with its place."""
+    """A value read in its declared form. ValueError names the first wrong field and its place."""
     try:
         return read(value)
     except ValidationError as error:
-        # Of the alternative forms of a field, the one that fits the most.
+        # If a field has alternative forms, report the error in the one that fits best.
         deepest = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
         path = "".join(
             f"[{part}]" if isinstance(part, int) else f".{part}"
@@ -401,12 +405,12 @@ def _read(read: Callable[[Any], Any], value: Any, place: str) -> Any:
 
 
 def _beside(prompt: Prompt, template: Mapping[str, Any]) -> dict[str, Any]:
-    """What the chat template gets beside messages, in its declared form."""
+    """The variables of the chat template, checked against their declared form."""
     given = {name: value for name, value in template.items() if value is not None}
     if given and isinstance(prompt, str):
         raise ValueError(
-            f"{', '.join(map(repr, given))}: a chat template reads this, but the prompt is a text: "
-            "pass the prompt as messages, or write it into the prompt"
+            f"{', '.join(map(repr, given))}: only a chat template reads this, but the prompt is a "
+            "text: pass the prompt as messages, or write the content into the prompt"
         )
     form = _read(Beside.model_validate, given, "the row")
     if taken := sorted(form.chat_template_kwargs.keys() & {*RESERVED}):
@@ -425,13 +429,15 @@ def _checked_samples(samples: Any) -> list[str | list[int]] | None:
 
 
 def _answer(answer: Any, name: str) -> str | list[int]:
-    """A text, or token ids of any library, (T,), as integers; ValueError, with the name: neither,
-    or ids beyond 64 bits."""
+    """An answer as text, or as token ids (T,) of any library, which become integers.
+
+    Raises ValueError with the answer's name: it is neither, or an id exceeds 64 bits.
+    """
     if isinstance(answer, str):
         return answer
     try:
         other = getattr(answer, "ndim", 1) != 1 or isinstance(answer, Mapping | bytes | bytearray)
-        # NumPy's booleans are numbers to `operator.index`, too.
+        # Booleans of NumPy, too, would count as integers for `operator.index`.
         if other or any(isinstance(getattr(t, "tolist", lambda t=t: t)(), bool) for t in answer):
             raise TypeError("expected integers, got an object, bytes, booleans or several rows")
         ids = [operator.index(token) for token in answer]
@@ -445,9 +451,9 @@ def _answer(answer: Any, name: str) -> str | list[int]:
 
 
 def text_of(content: Any) -> str:
-    """A prompt, an answer or passages as one text; only the text of messages and documents counts.
+    """A prompt, an answer or passages as one text, made of the texts of messages and documents.
 
-    Raises ValueError: an object without one.
+    Raises ValueError: an object has no text.
     """
     if isinstance(content, Mapping):
         named = [content[name] for name in ("content", "text", "page_content") if name in content]
@@ -463,9 +469,9 @@ def text_of(content: Any) -> str:
 
 
 def texts_of(prompt: Prompt) -> Iterator[tuple[str, str]]:
-    """The texts of a prompt, with names: "prompt", "content of message 1", "name of message 2".
+    """The texts of a prompt with names: "prompt", "content of message 1", "name of message 2".
 
-    Of messages, all texts in all fields, such as the arguments of tool calls and their names.
+    A message has texts in all its fields, such as names and arguments of tool calls.
     """
     if isinstance(prompt, str):
         yield "prompt", prompt

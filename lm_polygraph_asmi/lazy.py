@@ -1,4 +1,4 @@
-"""Names of a package that are imported on first use, so that importing the package is quick."""
+"""Import the public names of a package on first use, so that importing the package is quick."""
 
 import ast
 import inspect
@@ -11,11 +11,11 @@ from typing import Any
 def attach_imports(
     package: str,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package, for the names that it imports from its
-    modules below `if TYPE_CHECKING`.
+    """`__getattr__`, `__dir__` and `__all__` of a package, for names imported on first use.
 
-    So type checkers and programs read the same list. Names for others are imported as `NAME as
-    NAME`: strict type checkers refuse the rest to users, so they are left out here, too.
+    The names are those that the package imports from its modules below `if TYPE_CHECKING`, so that
+    type checkers and programs read the same list. Only names imported as `NAME as NAME` are public:
+    strict type checkers reject all others, so they are left out here, too.
     """
     tree = ast.parse(inspect.getsource(sys.modules[package]))
     blocks = (node for node in tree.body if isinstance(node, ast.If))

@@ -1,4 +1,4 @@
-"""Command-line options for the settings declared in `config`."""
+"""Command-line options for the settings that `config` declares."""
 
 import inspect
 import re
@@ -12,42 +12,42 @@ from click.core import ParameterSource
 from lm_polygraph_asmi.config import SETTINGS, ASMIConfig
 
 _QUOTED = re.compile('(?s)(?!" *[,:\\]}]) *(["\'`“‘„«»])(?=.*[^"\'`“”‘’„«»])(.+)(["\'`”’“«»]) *')
-"""A text in quotes. `", "` is not one: it ends a text of JSON and begins the next."""
+"""Matches a text in quotes, but not `", "`, which ends one text of JSON and begins the next."""
 _ESCAPE = re.compile(
     r"\\([nrt](?![a-z]+(?!\w*:))|[\n\r\t]|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8})"
 )
-"""An escape, such as \\t or, before a mark, \\nuser:; \\nabla is none, but a command of LaTeX."""
+"""Matches an escape, such as \\t or, before a mark, \\nuser:, but not LaTeX such as \\nabla."""
 _DOLLAR = re.compile(r"\$[\n\r\t]+|\$|`[nrt]|\^[nrt]?")
-"""What a shell leaves of $'\\n', which sh does not know, or of another shell's escapes."""
+"""Matches what a shell leaves of $'\\n', which sh does not know, or of another shell's escapes."""
 
 
 def check_shell_stop(name: str, text: str) -> None:
-    """Raise ValueError for a stop string that a shell seems to have changed.
+    """Raise ValueError if a shell seems to have changed a stop string.
 
-    A list in Python or YAML is taken as it stands; a command line passes through a shell, whose
-    quotes and escapes may become part of it.
+    A list in Python or YAML is not changed. A command line passes through a shell, and quotes and
+    escapes meant for it may become part of the string.
     """
     if quoted := _QUOTED.fullmatch(text):
         raise ValueError(
-            f"{name} {text!r} is wrapped in quotes, which would be part of the string that ends an "
-            f"answer: expected {quoted[2]!r}. The cmd.exe of Windows takes no single quotes off: "
-            "use double ones"
+            f"{name} {text!r} is wrapped in quotes, which would be part of the stop string: "
+            f"expected {quoted[2]!r}. The cmd.exe of Windows does not remove single quotes: use "
+            "double ones"
         )
     if _DOLLAR.fullmatch(text):
         raise ValueError(
-            f"{name} {text!r} looks like what is left of an escape of another shell, such as "
-            "$'\\n' in sh: write '\\n', which is read as a line break here"
+            f"{name} {text!r} looks like the rest of another shell's escape, such as $'\\n' in "
+            "sh: write '\\n', which is read as a line break here"
         )
     if escape := _ESCAPE.search(text):
         raise ValueError(
-            f"{name} {text!r} is spelled with a backslash ({escape[0]!r}), which a model does not "
-            "write for a line break: --stop reads \\n, and no other; name others in a Python list "
-            "or in YAML"
+            f"{name} {text!r} contains the escape {escape[0]!r} as text, but a model writes the "
+            "character itself. --stop reads only \\n as a line break; for other characters, use "
+            "a Python list or YAML"
         )
 
 
 def setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command with options for these settings; without names, for all."""
+    """Decorate a command with options for these settings; for all settings if none is named."""
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
         kinds, helps = get_type_hints(ASMIConfig), setting_helps()
@@ -59,7 +59,7 @@ def setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def setting_helps() -> dict[str, str]:
-    """Setting -> what the docstring of `ASMIConfig` says of it."""
+    """Setting -> its description in the docstring of `ASMIConfig`."""
     text = inspect.getdoc(ASMIConfig) or ""
     listed = text.partition("Attributes:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
@@ -83,7 +83,7 @@ def _option(setting: str, kind: Any, text: str) -> Callable[[Any], Any]:
 
 
 def given_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings given to the running command, as values for a config."""
+    """The settings that were given to the running command, as values for a config."""
     context = click.get_current_context()
     explicit = {
         name: value

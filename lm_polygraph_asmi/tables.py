@@ -1,8 +1,8 @@
-"""Rows of files, read strictly by one reader for all doors: JSON lines, CSV and Parquet.
+"""Read rows of JSON lines, CSV and Parquet strictly, with one reader for all interfaces.
 
-A row that cannot be read has an error, and the others are read on; a file that cannot be divided
-into rows is refused. Nothing is guessed: all cells of a CSV are text, those of other files have the
-types that the file says.
+If a row cannot be read, it gets an error, and the next rows are read. If a file cannot be divided
+into rows, ValueError is raised. No type is guessed: all cells of a CSV file are text, and values of
+other files have the types that the file gives them.
 """
 
 import csv
@@ -20,38 +20,38 @@ from lm_polygraph_asmi.validation import describe_fields, identity
 Value = TypeVar("Value")
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
-"""Suffixes of files with a JSON object on each line."""
+"""Suffixes of files with one JSON object per line."""
 TABLES = (".csv", ".tsv", ".parquet")
 SEPARATORS = (",", ";", "\t")
-"""What separates the cells of a CSV: the first by which its header has a column that is needed."""
+"""Separators in a CSV file. The first with which the header has a needed column is used."""
 AT_ONCE = 1000
-"""Rows of a Parquet file that are in memory together."""
+"""Number of rows of a Parquet file that are in memory at the same time."""
 SHOWN = 8
-"""Columns that a message lists."""
+"""Number of columns that an error message lists."""
 
 
 class Row(NamedTuple):
-    """A row of a file."""
+    """One row of a file."""
 
-    number: int  # from 1; of JSON lines that of the line, blank lines counted
-    content: dict[str, Any]  # its fields; of a row that cannot be read, maybe only its `line`
-    error: str | None = None  # why the row cannot be read
+    number: int  # from 1; in JSON lines, the number of the line, where blank lines count
+    content: dict[str, Any]  # its fields; perhaps only its text as `line` if it cannot be read
+    error: str | None = None  # why the row cannot be read; None: it can
 
 
 def read_table(
     path: str | Path, needed: Collection[str] = (), strict_text: bool = True
 ) -> Iterator[Row]:
-    """The rows of a file of `LINES` or `TABLES`, by its suffix.
+    """Rows of a file whose suffix is in `LINES` or `TABLES`.
 
     Args:
         path: the file.
-        needed: names of columns of which a table must have one.
-        strict_text: whether a CSV must be UTF-8; else what is not is replaced by a mark, for files
-            of which only names, keys and labels are read.
+        needed: names of columns. A table must have at least one of them.
+        strict_text: whether a CSV file must be UTF-8. If False, other bytes are replaced by a
+            mark, for files of which only names, keys and labels are read.
 
     Raises:
-        ValueError: another suffix, another encoding, a table without a needed column or with a
-            column twice, or quotes that do not match, so that no one can tell where rows end.
+        ValueError: the suffix or encoding is wrong; a table lacks the needed columns or has a
+            column twice; or quotes do not match, so that the ends of rows are unknown.
     """
     suffix = Path(path).suffix.lower()
     if suffix in LINES:
@@ -65,15 +65,15 @@ def read_table(
 
 
 def text_of_file(path: str | Path, strict: bool = True) -> str:
-    """A file's text, without a byte order mark; ValueError: it is not in UTF-8, or has NUL."""
+    """A file's text without a byte order mark. ValueError if it is not UTF-8, or has NUL bytes."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig", "strict" if strict else "replace")
         if "\0" in text:
             raise ValueError("NUL bytes")
-    except ValueError as error:  # UnicodeDecodeError is one
+    except ValueError as error:  # UnicodeDecodeError is a ValueError
         raise ValueError(
-            f"{path}: expected text in UTF-8, got other bytes ({error}): save it as UTF-8 if it "
-            "is UTF-16, unpack it if it is gzip or zip, or name it .parquet if it is that"
+            f"{path}: expected text in UTF-8, got other bytes ({error}). If it is UTF-16, save it "
+            "as UTF-8; if it is gzip or zip, unpack it; if it is Parquet, name it .parquet"
         ) from error
     return text
 
@@ -83,7 +83,7 @@ def _json_lines(path: str | Path) -> Iterator[Row]:
     if lines and (lines[0][1].lstrip().startswith("[") or lines[0][1].strip() == "{"):
         raise ValueError(
             f"{path}: expected one JSON object per line, got a list, or an object over several "
-            "lines: write each row on a line of its own"
+            "lines: write each row on its own line"
         )
     for number, line in lines:
         try:
@@ -99,7 +99,7 @@ def _json_lines(path: str | Path) -> Iterator[Row]:
 
 
 def _csv(path: str | Path, text: str, needed: Collection[str]) -> Iterator[Row]:
-    limit = csv.field_size_limit(sys.maxsize)  # a passage may be longer than the default allows
+    limit = csv.field_size_limit(sys.maxsize)  # a passage may exceed the default limit
     try:
         header, separator = _header(path, text, needed)
         _check_columns(path, header, needed)
@@ -112,8 +112,8 @@ def _csv(path: str | Path, text: str, needed: Collection[str]) -> Iterator[Row]:
             problem = None
             if not well_formed.fullmatch(raw):
                 problem = (
-                    "a quote or a carriage return in a cell that is not in quotes: write the cell "
-                    "in quotes, and each quote in it twice"
+                    "a cell that is not in quotes has a quote or a carriage return: write the "
+                    "cell in quotes, and each quote in it twice"
                 )
             elif len(cells) != len(header):
                 problem = (
@@ -128,10 +128,10 @@ def _csv(path: str | Path, text: str, needed: Collection[str]) -> Iterator[Row]:
 
 
 def _header(path: str | Path, text: str, needed: Collection[str]) -> tuple[list[str], str]:
-    """The names of the columns, and the separator by which one of them is needed."""
+    """Names of the columns, and the separator with which the header has a needed column."""
     headers = dict[str, list[str]]()
     for separator in SEPARATORS:
-        with suppress(ValueError):  # by another separator, quotes may not match
+        with suppress(ValueError):  # with a wrong separator, quotes may not match
             headers[separator] = next(_records(path, text, separator), ("", []))[1]
     right = [each for each, header in headers.items() if {*header} & {*needed}]
     separator = (right or sorted(headers, key=lambda each: -len(headers[each])) or [","])[0]
@@ -139,11 +139,11 @@ def _header(path: str | Path, text: str, needed: Collection[str]) -> tuple[list[
 
 
 def _records(path: str | Path, text: str, separator: str) -> Iterator[tuple[str, list[str]]]:
-    """The records of a CSV, each as it is written and as its cells; blank lines are left out."""
+    """Records of a CSV file, each as raw text and as cells. Blank lines are left out."""
     taken: list[str] = []
 
     def lines() -> Iterator[str]:
-        for line in re.findall(r"[^\n]*\n|[^\n]+", text):  # a bare "\r" ends no line
+        for line in re.findall(r"[^\n]*\n|[^\n]+", text):  # a lone "\r" does not end a line
             taken.append(line)
             yield line
 
@@ -152,11 +152,12 @@ def _records(path: str | Path, text: str, separator: str) -> Iterator[tuple[str,
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            # After a bare carriage return the line is left, unless a quoted cell goes on from it.
+            # After a lone carriage return, drop the line, unless it is inside an open quoted cell.
             if "new-line character" not in str(error) or "".join(taken).count('"') % 2:
                 raise ValueError(
-                    f"{path}, row {number} (line {reader.line_num}): {error}. Where this row ends "
-                    "is unknown: write each cell that has quotes in quotes, and its quotes twice"
+                    f"{path}, row {number} (line {reader.line_num}): {error}. The end of this row "
+                    "is unknown: write each cell that has quotes in quotes, and each of its "
+                    "quotes twice"
                 ) from error
             cells = []
         raw = "".join(taken)
@@ -190,9 +191,10 @@ def _parquet(path: str | Path, needed: Collection[str]) -> Iterator[Row]:
 
 
 def write_parquet(records: Callable[[], Iterable[Mapping[str, Any]]], path: str | Path) -> None:
-    """Write rows, which are read twice, as a Parquet file, with few in memory at a time.
+    """Write rows as a Parquet file, with few of them in memory at a time.
 
-    A column of lists and objects, or of values of several kinds, is JSON, and its type says so.
+    `records` is called twice. A column with lists, objects, or values of several types is written
+    as JSON, and has the JSON type.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -205,7 +207,7 @@ def write_parquet(records: Callable[[], Iterable[Mapping[str, Any]]], path: str 
             )
             kinds.setdefault(name, set()).update([] if value is None else [kind])
     flat = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": pa.string()}
-    types = {  # of no value, text
+    types = {  # a column without values is text
         name: flat.get("".join(kind or ["str"]), pa.json_()) for name, kind in kinds.items()
     }
 
@@ -225,15 +227,17 @@ def write_parquet(records: Callable[[], Iterable[Mapping[str, Any]]], path: str 
 
 
 def plain(value: Any) -> Any:
-    """A value of a table as plain Python: arrays as lists; None for NaN and other marks of pandas
-    and Parquet for what is missing."""
+    """A value of a table as plain Python: arrays become lists.
+
+    NaN, and the marks of pandas and Parquet for missing values, become None.
+    """
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [plain(part) for part in value]
-    missing = type(value).__name__ in ("NAType", "NaTType")  # of pandas, not imported for it
+    missing = type(value).__name__ in ("NAType", "NaTType")  # types of pandas, without its import
     return None if missing or (isinstance(value, float) and value != value) else value
 
 
@@ -249,7 +253,7 @@ def _check_columns(path: str | Path, names: list[str], needed: Collection[str]) 
 
 @contextmanager
 def placing(place: str) -> Iterator[None]:
-    """Put the place in front of the message of a ValueError."""
+    """Begin the message of a ValueError with this place."""
     try:
         yield
     except ValueError as error:
@@ -257,7 +261,7 @@ def placing(place: str) -> Iterator[None]:
 
 
 def each(rows: Iterable[Row], read: Callable[[Row], Value]) -> list[Value]:
-    """What `read` makes of each row. ValueError, with the row's number: one that cannot be read."""
+    """The result of `read` for each row. ValueError names a row that cannot be read."""
     values = []
     for row in rows:
         with placing(f"row {row.number}"):
@@ -268,6 +272,6 @@ def each(rows: Iterable[Row], read: Callable[[Row], Value]) -> list[Value]:
 
 
 def identity_of(name: str, value: Any) -> str:
-    """`identity` of a field, whose name is in the errors."""
+    """`identity` of a field's value. Errors begin with the field's name."""
     with placing(f'"{name}"'):
         return identity(value)

@@ -1,6 +1,6 @@
-"""Checks of arguments, and the one form in which texts and ids are compared.
+"""Checks of arguments, and the normal form in which texts and ids are compared.
 
-Errors name what was expected and what was passed.
+Error messages say what was expected and what was passed.
 
 This module imports nothing heavy, so an invalid argument raises at once.
 """
@@ -15,17 +15,17 @@ from numbers import Integral, Real
 from pathlib import Path
 
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
-"""Scripts without spaces between words, by the first word of their characters' names."""
+"""Scripts without spaces between words, as the first word of their characters' Unicode names."""
 
 
 def check_number(name: str, value: object) -> None:
-    """Raise ValueError unless `value` is a finite number; a string such as "1" is not."""
+    """Raise ValueError unless `value` is a finite number. A string such as "1" is not a number."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{name} must be a number, got {value!r}")
 
 
 def check_whole(name: str, value: object, least: int | None = None, why: str = "") -> None:
-    """Raise ValueError unless `value` is a whole number, and not below `least`."""
+    """Raise ValueError unless `value` is a whole number, and at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     if least is not None and int(value) < least:
@@ -33,7 +33,7 @@ def check_whole(name: str, value: object, least: int | None = None, why: str = "
 
 
 def check_at_least_one(name: str, value: int | None) -> None:
-    """Raise ValueError unless `value` is a whole number from 1, or None for the default."""
+    """Raise ValueError unless `value` is a whole number of at least 1, or None for the default."""
     if value is not None:
         check_whole(name, value, least=1)
 
@@ -45,7 +45,7 @@ def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The known name that a wrong one is nearest to, as a question; empty if none is near.
+    """A question that suggests the known name nearest to a wrong one; empty if none is near.
 
     Example:
         >>> did_you_mean("depht", ["depth", "seed"])
@@ -55,7 +55,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[object], most: int = 5, between: str = ", ") -> str:
-    """The first of many names, in words.
+    """A phrase that lists the first of several names.
 
     Example:
         >>> listed([1, 2, 3], most=2)
@@ -66,7 +66,7 @@ def listed(names: Iterable[object], most: int = 5, between: str = ", ") -> str:
 
 
 def describe_fields(content: object) -> str:
-    """Describe a row without a prompt, as the end of an error message.
+    """Describe a row without a prompt, to end an error message.
 
     Example:
         >>> describe_fields({"question": "Who?", "answer": None}), describe_fields(["Who?"])
@@ -82,7 +82,7 @@ def describe_fields(content: object) -> str:
 
 
 def lone_surrogate(text: str) -> str | None:
-    """Describe the first half of a surrogate pair in a text, which no tokenizer reads; or None.
+    """Describe the first half of a surrogate pair in a text, which no tokenizer can read; or None.
 
     Example:
         >>> print(lone_surrogate("Who \\ud800?"))
@@ -93,15 +93,15 @@ def lone_surrogate(text: str) -> str | None:
 
 
 def check_text(place: str, text: str) -> None:
-    """Raise ValueError for a text that no tokenizer reads; the message begins with `place`."""
+    """Raise ValueError, beginning with `place`, if no tokenizer can read a text."""
     if half := lone_surrogate(text):
         raise ValueError(f"{place}expected text, got {half}: replace it")
 
 
 def same_text(text: str) -> str:
-    """The form in which texts are compared: NFC, white space as single spaces, none at the ends.
+    """The form in which texts are compared: NFC, with single spaces, and none at the ends.
 
-    Characters without a width, such as a soft hyphen or a byte order mark, are left out.
+    Characters without width, such as a soft hyphen or a byte order mark, are removed.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
@@ -110,7 +110,7 @@ def same_text(text: str) -> str:
 
 
 def identity(value: object) -> str:
-    """An id or a cluster as the text by which it is compared: of 1, 1.0, "1" and " 1" the same.
+    """The text by which an id or cluster is compared. It is equal for 1, 1.0, "1" and " 1".
 
     Example:
         >>> identity(1.0), identity("1.0"), identity(" Doc\\xa01\\n")
@@ -121,7 +121,7 @@ def identity(value: object) -> str:
         plain = unicodedata.normalize("NFKC", same_text(value))  # full-width digits are digits
         text = re.sub(r"^(-?\d+)\.0+$", r"\1", plain)
     elif isinstance(value, Integral) and not isinstance(value, bool):
-        text = str(int(value))  # not as a float, which rounds ids of 64 bits
+        text = str(int(value))  # a float would round ids of 64 bits
     elif isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
         number = float(value)
         text = str(int(number)) if number.is_integer() else repr(number)
@@ -131,29 +131,29 @@ def identity(value: object) -> str:
 
 
 def is_unspaced(character: str) -> bool:
-    """Whether a character is of a script without spaces between words."""
+    """Whether a character belongs to a script without spaces between words."""
     return unicodedata.name(character, "").startswith(UNSPACED)
 
 
 def check_new(out: str | Path, then: str = "name another file, or remove it") -> None:
-    """Raise ValueError if a file exists; scores and calibrations never overwrite one."""
+    """Raise ValueError if a file exists, since scores and calibrations never overwrite a file."""
     if Path(out).exists():
         raise ValueError(f"{out} exists: {then}")
 
 
 def check_writable(out: str | Path, folder: bool = False) -> None:
-    """Raise ValueError unless an output can be written, before anything is computed for it.
+    """Raise ValueError if an output cannot be written, before anything is computed for it.
 
-    Tried with a temporary file, since permissions do not show a read-only or full disk.
+    This is tried with a temporary file, since permissions do not show a read-only or full disk.
 
     Args:
-        out: file, in a folder that exists; or a folder, which need not exist.
-        folder: whether it is a folder.
+        out: a file in an existing folder; or a folder, which need not exist.
+        folder: whether `out` is a folder.
     """
     path = Path(out).absolute()
     try:
         home = path if folder else path.parent
-        while folder and not home.exists():  # created when it is written to
+        while folder and not home.exists():  # it is created when it is written to
             home = home.parent
         if not home.is_dir():
             problem = "is a file" if home.exists() else "does not exist"
@@ -163,7 +163,7 @@ def check_writable(out: str | Path, folder: bool = False) -> None:
         with tempfile.NamedTemporaryFile(dir=home, prefix=f"{path.name}."):
             pass
         if not folder and path.exists():
-            path.open("ab").close()  # changes nothing
+            path.open("ab").close()  # does not change the file
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ValueError(f"cannot write {out}: {reason}. Name another place") from error

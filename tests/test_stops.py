@@ -61,7 +61,7 @@ def test_in_a_run(stops):
     HydraConfig.instance().set_config(config)
     ((fault,),) = read_plan(config).faults.values()
     assert fault.startswith("generation_params.stop_strings ")
-    assert "wrapped in quotes" in fault or "spelled with a backslash" in fault
+    assert "wrapped in quotes" in fault or "contains the escape" in fault
 
 
 def test_of_a_model_of_the_host():

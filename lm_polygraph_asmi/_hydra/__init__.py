@@ -1,5 +1,5 @@
-"""The Hydra plugin: search path of the configs, and their resolvers.
+"""The Hydra plugin: it adds the configs to the search path, and defines their resolvers.
 
-The folder `plugin` is installed beside the package, because Hydra finds plugins in the namespace
+The folder `plugin` is installed beside the package, since Hydra finds plugins in the namespace
 package `hydra_plugins`.
 """

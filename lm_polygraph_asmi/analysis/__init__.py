@@ -1,12 +1,13 @@
-"""Statistics of scores, errors and tokens, on arrays: functions that need no models or files.
+"""Statistics of scores, errors and tokens. The functions take arrays, not models or files.
 
 Arrays are (n,) with one finite value for each answer, unless a docstring says otherwise. For
+Arrays are (n,) with one finite value for each answer, unless a docstring says otherwise. For
 scores, signals and uncertainties, higher = more uncertain. For quality, higher = better. `wrong`
-holds correctness labels, where 1 or True = wrong. `answers` is a `Labelled`: labels and clusters,
-which are checked once, with the number and seed of resamples.
+holds correctness labels, where 1 or True = wrong. `answers` is a `Labelled`: it checks labels and
+clusters once, and holds the number and seed of resamples.
 
-Functions of several arrays raise ValueError if lengths differ, if there is no answer, if a value is
-not finite, or if a label is neither 0 nor 1.
+Functions of several arrays raise ValueError if the lengths differ, if there is no answer, if a
+value is not finite, or if a label is neither 0 nor 1.
 
 `lm_polygraph_asmi.results` loads finished runs. `lm_polygraph_asmi.report` makes tables and figures
 of them with these functions.

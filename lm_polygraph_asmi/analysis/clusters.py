@@ -1,4 +1,4 @@
-"""Intervals that respect clusters: questions on one passage are not independent."""
+"""Intervals that take clusters into account: questions on one passage are not independent."""
 
 import hashlib
 import math
@@ -20,22 +20,22 @@ from lm_polygraph_asmi.validation import identity, same_text
 SEED = 20260711
 """Seed of all resampling, as in the paper."""
 RESAMPLES, PRR_RESAMPLES, CURVE_RESAMPLES, BAND_RESAMPLES = 2000, 10_000, 1000, 200
-"""Bootstrap resamples:
+"""Numbers of bootstrap resamples:
 
-- `RESAMPLES`: of every statistic that is not listed here
-- `PRR_RESAMPLES`: of PRR and its differences, as in the paper
-- `CURVE_RESAMPLES`: of standard errors over answers
-- `BAND_RESAMPLES`: of pointwise bands
+- `RESAMPLES`: for all statistics that are not listed here
+- `PRR_RESAMPLES`: for PRR and its differences, as in the paper
+- `CURVE_RESAMPLES`: for standard errors over answers
+- `BAND_RESAMPLES`: for pointwise bands
 """
 SHARED = 80
-"""Least number of shared characters that count as a passage."""
+"""Two prompts share a passage only if they have at least this many characters in common."""
 SHARED_TEXTS = (
     r"\nStory: (.*?)\n\nQuestion: ",  # CoQA's story, as LM-Polygraph's prompts have it
     r"\nPassage:\n(.*)\nQuestion: ",  # SQuAD's passage in the paper's zero-shot prompt
     r"\A(Imagine that you are only able to say a single word\..*)",  # BabiQA's whole prompts
     r"\A((?:Question: [^\n]*\nAnswer:[^\n]*\n){5}Question: .*)",  # TriviaQA's whole prompts
 )
-"""What rows of the paper's benchmarks share in their prompts, by which it clusters them."""
+"""Patterns of the prompts in the paper's benchmarks. Rows with an equal group are a cluster."""
 FEW_CLUSTERS, FEW_ERRORS = 50, 20
 FEW = (
     f"With fewer than {FEW_CLUSTERS} clusters, fewer than {FEW_ERRORS} wrong or fewer than "
@@ -43,11 +43,11 @@ FEW = (
 )
 
 ROWS_AT_ONCE = 2**16
-"""Rows computed together, over all resamples: fits a processor's cache."""
+"""Number of rows computed together, over all resamples, so that they fit into a CPU's cache."""
 
 
 class Interval(NamedTuple):
-    """A value with the lower and upper end of its 95 % interval. NaN: undefined."""
+    """A value with the lower and upper end of its 95 % interval. NaN if undefined."""
 
     value: float
     low: float
@@ -57,14 +57,14 @@ class Interval(NamedTuple):
         return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
 
     def excludes(self, value: float) -> bool:
-        """Whether `value` is outside the interval. False if the interval is undefined."""
+        """Whether `value` is outside the interval. An undefined interval excludes nothing."""
         return self.low > value or self.high < value
 
 
 def _numbers(
     column: dict[str, ArrayLike], excluded: Callable[[np.ndarray], np.ndarray], problem: str
 ) -> np.ndarray:
-    """The one column as numbers. ValueError with the problem if some are `excluded`."""
+    """The only column as numbers. ValueError with `problem` if some values are `excluded`."""
     ((name, values),) = column.items()
     try:
         numbers = np.asarray(values, dtype=float)
@@ -76,17 +76,17 @@ def _numbers(
 
 
 def ordered(**column: ArrayLike) -> np.ndarray:
-    """The one keyword argument as numbers that can be ordered: may be infinite, not NaN."""
+    """The only keyword argument as numbers that can be ordered: they may be infinite, not NaN."""
     return _numbers(column, np.isnan, "contains NaN")
 
 
 def finite(**column: ArrayLike) -> np.ndarray:
-    """The one keyword argument as finite numbers, or a ValueError."""
+    """The only keyword argument as finite numbers, or else ValueError."""
     return _numbers(column, lambda numbers: ~np.isfinite(numbers), "has values that are not finite")
 
 
 def binary(**column: ArrayLike) -> np.ndarray:
-    """The one keyword argument as booleans: True and False, 1 and 0, else a ValueError."""
+    """The only keyword argument as booleans. ValueError unless all are True, False, 1 or 0."""
     ((name, _),) = column.items()
     numbers = finite(**column)
     known = np.isin(numbers, (0, 1))
@@ -99,7 +99,7 @@ def binary(**column: ArrayLike) -> np.ndarray:
 
 
 def control_table(controls: ArrayLike) -> Float[np.ndarray, "n c"]:
-    """Controls as a table (n, c), or a ValueError."""
+    """Controls as a table (n, c), or else ValueError."""
     table = finite(controls=controls)
     if table.ndim != 2 or not table.shape[1]:
         raise ValueError(
@@ -110,11 +110,11 @@ def control_table(controls: ArrayLike) -> Float[np.ndarray, "n c"]:
 
 
 def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> list[np.ndarray]:
-    """The columns as numbers; ValueError unless each has a finite value for every cluster key."""
+    """The columns as numbers. ValueError unless each has a finite value for every cluster key."""
     if clusters is None:
         raise ValueError(
-            "clusters must have a key for every row: the same for answers that share a passage, "
-            "else a unique one"
+            "clusters must have a key for every row: the same key for answers that share a "
+            "passage, otherwise a unique one"
         )
     if not len(clusters):
         raise ValueError("there is no row: expected at least one answer")
@@ -122,7 +122,8 @@ def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> list[np.
     for name, column in numbers.items():
         if len(column) != len(clusters):
             raise ValueError(
-                f"{name} has {len(column)} values for {len(clusters)} cluster keys: one each"
+                f"{name} has {len(column)} values for {len(clusters)} cluster keys: expected one "
+                "for each"
             )
     return list(numbers.values())
 
@@ -130,7 +131,7 @@ def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> list[np.
 def cluster_codes(clusters: Sequence[Any]) -> Int[np.ndarray, " n"]:
     """(n,) number of each row's cluster: 0 for the first of the sorted keys, and so on.
 
-    Two keys are the same cluster if their `identity` is.
+    Two keys name the same cluster if their `identity` is equal.
     """
     keys = []
     for row, cluster in enumerate(clusters):
@@ -144,16 +145,16 @@ def cluster_codes(clusters: Sequence[Any]) -> Int[np.ndarray, " n"]:
 def tied_order(
     values: Num[np.ndarray, " n"],
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " groups"]]:
-    """(n,) ascending order, and the places in it at which a new value starts."""
+    """(n,) ascending order of values, and the places in it at which a new value begins."""
     order = np.argsort(values, kind="stable")
     ranked = values[order]
     return order, np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
 
 
 def shared_texts(prompts: list[str]) -> list[str] | None:
-    """The story, the passage or the whole of each prompt, by which the paper clusters rows.
+    """The text of each prompt by which the paper clusters rows: a story, a passage, or all of it.
 
-    None unless all prompts have the same of the benchmarks' formats.
+    None unless all prompts have the format of the same benchmark.
     """
     prompts = [prompt.replace("\r\n", "\n") for prompt in prompts]
     for pattern in SHARED_TEXTS:
@@ -164,18 +165,19 @@ def shared_texts(prompts: list[str]) -> list[str] | None:
 
 
 def cluster_key(text: Any) -> str:
-    """Short, printable key of a text that rows share."""
+    """A short, printable key of a text that several rows share."""
     shared = same_text(str(text))
     return hashlib.sha256(shared.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def text_clusters(prompts: Sequence[str]) -> list[str]:
-    r"""Cluster keys (n,) from prompts, for rows that have no keys of their own.
+    r"""Cluster keys (n,) found from the prompts, for rows without keys of their own.
 
-    If all prompts have the format of one of the paper's benchmarks, keys are those of the paper
-    (appendix "Head-to-Head Significance"): CoQA's story, SQuAD's passage, else the whole prompt.
-    Otherwise two prompts are in one cluster if they start with the same text and this is more than
-    half of the longer prompt. A start that all prompts have is taken as an instruction and ignored.
+    If all prompts have the format of one of the paper's benchmarks, clusters are those of the paper
+    (appendix "Head-to-Head Significance"): by CoQA's story, SQuAD's passage, or the whole prompt.
+    Otherwise, two prompts are in one cluster if they begin with the same text, and this text is
+    more than half of the longer prompt. A beginning that all prompts share is taken for an
+    instruction and ignored.
 
     Example:
         >>> prompt = "\nStory: {}\n\nQuestion: {}".format
@@ -203,18 +205,18 @@ Value = TypeVar("Value")
 class Clustered:
     """n rows in clusters, such as answers on shared passages, and bootstrap resamples of these.
 
-    Clusters are resampled whole. Statistics on one object share the resamples.
+    Clusters are resampled whole. Statistics computed on one object share the resamples.
 
     Args:
-        clusters: (n,) key of each row. Answers on one passage share a key.
-        resamples: number of resamples. None: each statistic has its own, which is 10,000 for PRR,
-            1000 for standard errors over answers, 200 for bands, else 2000.
-        seed: of resamples, folds and other random choices.
+        clusters: (n,) key of each row. Answers on the same passage share a key.
+        resamples: number of resamples. None: each statistic has its own number, which is 10,000
+            for PRR, 1000 for standard errors over answers, 200 for bands, and 2000 otherwise.
+        seed: seed of resamples, folds and other random choices.
 
     Attributes:
         codes: (n,) number of each row's cluster, from 0.
         n_clusters: number of clusters.
-        known: what `once` has computed. Copies with another number of resamples share it.
+        known: values that `once` has computed. Copies with another number of resamples share them.
 
     Example:
         >>> counts = next(Clustered(["a", "a", "b"], resamples=100).draws())
@@ -240,33 +242,33 @@ class Clustered:
         return check_rows(self.clusters, **named)
 
     def resampled(self: Rows, resamples: int) -> Rows:
-        """The same with another number of resamples, of which the first are the same."""
+        """A copy with another number of resamples. The first resamples are the same."""
         other = copy(self)
         other.resamples = resamples
         return other
 
     @cached_property
     def independent(self) -> "Clustered":
-        """The same rows, each a cluster of its own."""
+        """The same rows, where each is a cluster of its own."""
         return Clustered([str(row) for row in range(len(self))], self.resamples, self.seed)
 
     def once(self, compute: Callable[..., Value], *columns: np.ndarray) -> Value:
-        """`compute(*columns)`, computed once for the same columns."""
+        """`compute(*columns)`, computed only once for equal columns."""
         key = compute, *((column.shape, column.tobytes()) for column in columns)
         if key not in self.known:
             self.known[key] = compute(*columns)
         return self.known[key]
 
     def number(self, default: int) -> int:
-        """Number of resamples for a statistic with a number of its own."""
+        """The number of resamples, which is the statistic's `default` unless one was set."""
         return default if self.resamples is None else self.resamples
 
     def draws(self, default: int = RESAMPLES) -> Iterator[Int[np.ndarray, "b n"]]:
         """How often each answer is in each bootstrap resample of whole clusters.
 
-        A resample draws as many clusters as there are, with replacement. Yields some resamples at
-        a time, `number(default)` in all, as counts (b, n): a row for each resample. They are
-        integers of 8 bits where these suffice, so that a processor's cache holds many.
+        A resample draws as many clusters as there are, with replacement. Yields arrays of counts
+        (b, n), one row per resample, until there are `number(default)` rows. Counts are integers of
+        8 bits if these suffice, so that a CPU's cache holds many.
         """
         number, total = self.number(default), self.n_clusters
         if len(self.known.get("drawn", ())) < number:
@@ -277,12 +279,12 @@ class Clustered:
             yield chosen.take(self.codes, axis=1)
 
 
-@lru_cache(maxsize=8)  # of clusters and of answers, for each of the paper's four data sets
+@lru_cache(maxsize=8)  # both clusters and answers, for each of the paper's four datasets
 def _drawn(seed: int, clusters: int, number: int) -> Int[np.ndarray, "number clusters"]:
     """(number, clusters) how often each cluster is in each resample.
 
-    The first of more resamples are the same. Settings with equally many clusters, such as those of
-    one data set with several models, share one array.
+    With a larger number, the first resamples are the same. Settings with equally many clusters,
+    such as one dataset with several models, share one array.
     """
     rng, at_once = np.random.default_rng(seed), max(1, ROWS_AT_ONCE // clusters)
     parts = (
@@ -291,16 +293,17 @@ def _drawn(seed: int, clusters: int, number: int) -> Int[np.ndarray, "number clu
         )
         for start in range(0, number, at_once)
     )
-    # Mostly a byte each: no cluster of many is drawn more than 127 times.
+    # One byte is usually enough: a cluster is hardly ever drawn more than 127 times.
     return np.concatenate([part.astype(np.min_scalar_type(~part.max())) for part in parts])
 
 
 def bootstrap_values(
     statistic: Callable[[np.ndarray], np.ndarray], rows: Clustered, default: int = RESAMPLES
 ) -> np.ndarray:
-    """(resamples, ...) values of a statistic, counts (b, n) -> (b, ...), on whole clusters.
+    """(resamples, ...) values of a statistic on resamples of whole clusters.
 
-    `default` is the number of resamples, unless `rows` has one.
+    The statistic maps counts (b, n) to values (b, ...). `default` is the number of resamples,
+    unless `rows` has one.
     """
     return np.concatenate([statistic(counts) for counts in rows.draws(default)])
 
@@ -308,10 +311,10 @@ def bootstrap_values(
 def percentiles(clusters: int) -> tuple[float, float]:
     """Percentiles of a bootstrap over `clusters` clusters that give a 95 % interval.
 
-    2.5 and 97.5 for many clusters. With few, resamples vary too little and normal quantiles are too
-    small: the ends move outwards by sqrt(G / (G - 1)) and by Student's quantile instead of the
-    normal's. In simulations of PRR differences over 11 clusters, such 95 % intervals covered the
-    true value in 94.5 %, plain ones in 90.5 %, bootstrap-t ones in 93 %.
+    They are 2.5 and 97.5 for many clusters. With few clusters, resamples vary too little and normal
+    quantiles are too small. So the ends are moved outwards: by sqrt(G / (G - 1)), and by Student's
+    quantile instead of the normal one. In simulations of PRR differences over 11 clusters, these 95
+    % intervals covered the true value in 94.5 %, plain ones in 90.5 %, bootstrap-t ones in 93 %.
     Source: Hesterberg (2015), What teachers should know about the bootstrap.
     """
     tail = 0.025
@@ -325,7 +328,8 @@ def percentile_interval(
 ) -> Interval:
     """95 % interval by `percentiles` for this number of clusters.
 
-    NaN with fewer than two, or if the statistic is undefined in at least half of the resamples.
+    Its ends are NaN with fewer than two clusters, or if the statistic is undefined in at least half
+    of the resamples.
     """
     defined = resampled[np.isfinite(resampled)]
     if clusters < 2 or not np.isfinite(value) or 2 * len(defined) <= len(resampled):
@@ -337,8 +341,8 @@ def percentile_interval(
 def wilson_interval(count: int, n: int) -> Interval:
     """95 % interval of a rate, from `count` of `n` independent answers.
 
-    Source: Wilson (1927), Probable inference. Within [0, 1], and defined from one answer on.
-    ValueError unless 0 <= count <= n and n > 0.
+    The interval is inside [0, 1], and defined from one answer on. Raises ValueError unless 0 <=
+    count <= n and n > 0. Source: Wilson (1927), Probable inference.
 
     Example:
         >>> wilson_interval(0, 20).high > 0.1  # no error among 20: still up to one in six
@@ -358,8 +362,8 @@ def cluster_interval(statistic: Callable[[np.ndarray], float], rows: Clustered) 
     To compare two methods, pass their difference as the statistic, so that both share the
     resamples. Resamples in which the statistic is NaN are left out. The ends are NaN with fewer
     than two clusters, or if at least half of the resamples are NaN. Source: section "Main Results"
-    of the paper (cluster-respecting paired bootstrap, percentile 95 %). `percentiles` widens the
-    interval of few clusters.
+    of the paper (cluster-respecting paired bootstrap, percentile 95 %). For few clusters,
+    `percentiles` widens the interval.
 
     Args:
         statistic: function of row numbers, which may repeat. It returns NaN where it is undefined.
@@ -383,21 +387,21 @@ def cluster_interval(statistic: Callable[[np.ndarray], float], rows: Clustered) 
 def bootstrap_interval(
     value: float, statistic: Callable[[np.ndarray], np.ndarray], rows: Clustered
 ) -> Interval:
-    """`cluster_interval` of a statistic as in `bootstrap_values`, which is `value` on all rows."""
+    """`cluster_interval` of a statistic of counts, as in `bootstrap_values`; `value`: all rows."""
     if np.isnan(value) or rows.n_clusters < 2:
         return Interval(float(value), float("nan"), float("nan"))
     return percentile_interval(value, bootstrap_values(statistic, rows), rows.n_clusters)
 
 
 class Medians:
-    """Medians of one finite column (n,) in many resamples, as `np.median` of their rows."""
+    """Medians of a finite column (n,) in many resamples; equal to `np.median` of their rows."""
 
     def __init__(self, values: Num[np.ndarray, " n"]) -> None:
         self.order = np.argsort(values, kind="stable")
         self.ranked = values[self.order]
 
     def __call__(self, counts: Int[np.ndarray, "b n"]) -> Float[np.ndarray, " b"]:
-        """(b,) median of each sample of counts (b, n). NaN if no row was drawn."""
+        """(b,) median of each sample with counts (b, n); NaN if no row was drawn."""
         drawn = counts.take(self.order, axis=1).cumsum(1, dtype=int)
         total = drawn[:, -1:]
         lower = (drawn > (total - 1) // 2).argmax(1)
@@ -409,9 +413,9 @@ class Medians:
 def cluster_band(
     curve: Callable[[np.ndarray], np.ndarray], rows: Clustered, points: int = 50
 ) -> Float[np.ndarray, "2 points"]:
-    """Pointwise 95 % band of a curve, over whole clusters.
+    """Pointwise 95 % band of a curve over whole clusters.
 
-    (2, points): the lower and the upper ends. NaN with fewer than two clusters.
+    Returns (2, points): the lower and the upper ends. They are NaN with fewer than two clusters.
 
     Args:
         curve: function of row numbers, which may repeat. It returns values (m,), where m may vary.

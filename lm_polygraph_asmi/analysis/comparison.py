@@ -1,4 +1,4 @@
-"""Paired comparison of methods on the same answers."""
+"""Paired comparisons of methods on the same answers."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -28,9 +28,8 @@ def prr_intervals(
 
     Returns the PRR by method, and the difference by pair of methods. A positive difference means
     that the first is better. All methods share the resamples, so that common variation cancels in a
-    difference. All are NaN if all answers are equally good. The ends of intervals are NaN with
-    fewer than two clusters.
-    Source: appendix "Head-to-Head Significance" of the paper (B = 10,000).
+    difference. Values are NaN if all answers are equally good. Ends of intervals are also NaN with
+    fewer than two clusters. Source: appendix "Head-to-Head Significance" of the paper (B = 10,000).
 
     Example:
         >>> scores = {"knows": [0.1, 0.9] * 10, "constant": [0.5] * 20}
@@ -44,23 +43,24 @@ def prr_intervals(
     drawn = np.full((1, len(columns)), np.nan)
     if answers.n_clusters > 1 and not np.isnan(prr).any():
         drawn = prr_draws(columns, answers)
-    # A method's PRR on all rows, then on the resamples: differences of these are paired.
-    of = {
-        name: np.r_[all_rows, own] for name, all_rows, own in zip(scores, prr, drawn.T, strict=True)
+    # For each method, PRR on all rows, followed by PRR on the resamples, so differences are paired.
+    prr_of = {
+        name: np.r_[all_rows, resampled]
+        for name, all_rows, resampled in zip(scores, prr, drawn.T, strict=True)
     }
 
     def interval(values: np.ndarray) -> Interval:
         return percentile_interval(values[0], values[1:], answers.n_clusters)
 
-    intervals = {name: interval(values) for name, values in of.items()}
-    return intervals, {(a, b): interval(of[a] - of[b]) for a, b in differences}
+    intervals = {name: interval(values) for name, values in prr_of.items()}
+    return intervals, {(a, b): interval(prr_of[a] - prr_of[b]) for a, b in differences}
 
 
 def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
     """Probability that a wrong answer scores higher than a right one. Ties count half.
 
-    1 = all errors score highest, 0.5 = chance. NaN without wrong or without right answers. A score
-    may be infinite, not NaN.
+    1 = all errors score highest, 0.5 = chance. NaN if there are no wrong or no right answers. A
+    score may be infinite, but not NaN.
 
     Example:
         >>> auroc([0.1, 0.2, 0.9], wrong=[0, 0, 1])
@@ -69,7 +69,7 @@ def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
     scores, errors = ordered(score=score), binary(wrong=wrong)
     if scores.shape != errors.shape or not len(errors):
         raise ValueError(
-            f"expected a score for each of at least one answer, got {scores.shape} for "
+            f"expected one score for each answer, and at least one answer, got {scores.shape} for "
             f"{errors.shape}"
         )
     if errors.all() or not errors.any():
@@ -80,7 +80,7 @@ def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
 
 
 class BootstrapAUROC:
-    """`auroc` of one score on many resamples of the same rows."""
+    """Computes `auroc` of one score on many resamples of the same rows."""
 
     def __init__(self, score: Num[np.ndarray, " n"], wrong: Bool[np.ndarray, " n"]) -> None:
         right = np.flatnonzero(~wrong)
@@ -90,11 +90,11 @@ class BootstrapAUROC:
         self.up_to = ranked.searchsorted(of_errors, "right")
 
     def __call__(self, counts: Int[np.ndarray, "b n"]) -> Float[np.ndarray, " b"]:
-        """(b,) AUROC of samples with counts (b, n). NaN without wrong or without right answers."""
+        """(b,) AUROC of samples with counts (b, n); NaN without wrong or without right answers."""
         right = np.zeros((len(counts), len(self.right) + 1), dtype=int)
         counts.take(self.right, axis=1).cumsum(1, out=right[:, 1:])
         errors = counts.take(self.errors, axis=1)
-        # Twice the right answers below each error, once those with the same score: integers.
+        # Twice the number of right answers below each error, counting those with equal scores once.
         below = right.take(self.below, axis=1) + right.take(self.up_to, axis=1)
         pairs = 2 * errors.sum(1) * right[:, -1]
         in_order = np.einsum("bg,bg->b", errors, below)
@@ -104,7 +104,8 @@ class BootstrapAUROC:
 def auroc_interval(score: ArrayLike, answers: Labelled) -> Interval:
     """Error-detection AUROC with its interval over clusters. 1 = perfect, 0.5 = chance.
 
-    NaN without wrong or without right answers. The ends are NaN with fewer than two clusters, too.
+    NaN if there are no wrong or no right answers. The ends are also NaN with fewer than two
+    clusters.
 
     Example:
         >>> score, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10
@@ -118,9 +119,9 @@ def auroc_interval(score: ArrayLike, answers: Labelled) -> Interval:
 
 
 def auroc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> Interval:
-    """AUROC of the first score minus that of the second, with shared resamples.
+    """AUROC of the first score minus that of the second, on the same resamples.
 
-    Positive = the first is better. NaN as for `auroc_interval`.
+    Positive = the first is better. NaN as in `auroc_interval`.
 
     Example:
         >>> answers = Labelled([0, 1] * 10, range(20))
@@ -134,14 +135,14 @@ def auroc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> 
 
 
 class McNemar(NamedTuple):
-    """Errors that only one of two scores flags, both flagging equally many answers.
+    """Errors that only one of two scores flags, if both flag equally many answers.
 
     Attributes:
-        only_first, only_second: wrong answers that one flags and the other does not.
+        only_first, only_second: wrong answers that only this score flags.
         both: wrong answers that both flag.
-        flagged: answers each flags.
-        p_value: exact, two-sided, of only_first = only_second, which are rounded if ties made them
-            fractions.
+        flagged: number of answers that each score flags.
+        p_value: exact, two-sided p-value of "only_first = only_second". If ties made these
+            fractions, they are rounded.
     """
 
     only_first: float
@@ -154,15 +155,15 @@ class McNemar(NamedTuple):
 def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int) -> McNemar:
     """Whether one score flags errors that the other misses, at a matched flag rate.
 
-    If only some answers of equal score can be flagged, each is flagged in part: counts are means
-    over all orders of ties. Source: appendix "The Distinct-Signal Analysis" of the paper, which
-    does not give its flag rate.
+    If only some of several answers with equal scores can be flagged, each is flagged in part, so
+    that counts are means over all orders of ties. Source: appendix "The Distinct-Signal Analysis"
+    of the paper, which does not report its flag rate.
 
     Args:
-        flagged: how many of the most uncertain answers each score flags, 0 to n.
+        flagged: number of most uncertain answers that each score flags, 0 to n.
 
     Raises:
-        ValueError: also a constant score.
+        ValueError: also if a score is constant.
 
     Example:
         >>> mcnemar([9, 1, 2, 0], [1, 9, 2, 0], wrong=[1, 1, 0, 0], flagged=1)  # one error each

@@ -1,4 +1,4 @@
-"""Seconds per answer and phase."""
+"""Seconds per answer, by phase and by method."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,14 +7,14 @@ import numpy as np
 
 
 class PhaseSeconds(NamedTuple):
-    """Seconds an answer takes in one phase: median over the n answers after the warm-up."""
+    """Seconds per answer of one phase: median over the n answers after the warm-up."""
 
     median: float
     n: int
 
 
 WARM_UP = 10
-"""First answers of a run that are left out."""
+"""Number of first answers of a run that are left out."""
 PHASES_OF = {
     "MSP": ("greedy",),
     "Semantic Entropy": ("greedy", "samples", "nli"),
@@ -22,14 +22,14 @@ PHASES_OF = {
     "Adapt-ASMI": ("greedy", "samples", "asmi", "diversity"),
     "ASMI alone, marginal": ("asmi",),
 }
-"""Phases that each row of table "cost" of the paper needs."""
+"""Row of table "cost" of the paper -> the phases that it needs."""
 
 
 def method_seconds(seconds: Mapping[str, Sequence[float]]) -> dict[str, PhaseSeconds]:
-    """Median over answers of the seconds of all phases of a method together.
+    """Median over answers of a method's seconds, summed over its phases.
 
     This differs from the sum of medians. A method is left out if one of its phases was not
-    measured, or was measured for other or too few answers. Source: table "cost" of the paper.
+    measured, or was measured on other answers or on too few. Source: table "cost" of the paper.
 
     Args:
         seconds: (n,) seconds of every answer for each phase ("greedy", "samples", "nli", "asmi",
@@ -50,7 +50,7 @@ def method_seconds(seconds: Mapping[str, Sequence[float]]) -> dict[str, PhaseSec
 
 
 def phase_seconds(seconds: Mapping[str, Sequence[float]]) -> dict[str, PhaseSeconds]:
-    """Median seconds per phase, as in `method_seconds`. A phase of too few answers is left out.
+    """Median seconds per phase, as in `method_seconds`. Phases with too few answers are left out.
 
     Source: appendix "Measured Cost" of the paper.
 

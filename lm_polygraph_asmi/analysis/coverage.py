@@ -1,4 +1,4 @@
-"""Probability mass of the top K tokens, by how much subnetworks disagree."""
+"""Probability mass of the top K tokens, in bands of the subnetworks' disagreement."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,15 +25,15 @@ BANDS = {
     "mid (P45 to P55)": (45, 55),
     "high (top decile)": (90, 100),
 }
-"""Percentiles of rank by MI_t, as in appendix "Top-K Coverage Analysis" of the paper."""
+"""Bands of MI_t, as percentiles of rank. Source: appendix "Top-K Coverage Analysis"."""
 
 
 def tail_entropy_bound(missing: ArrayLike) -> Float[np.ndarray, "..."] | np.float64:
-    """Upper bound in nats of the entropy that a tail of mass at most m adds as one bucket.
+    """Upper bound, in nats, of the entropy that a tail of mass m adds if it counts as one token.
 
-    It is -m ln m, with m cut to [0, 1/e], because -m ln m is largest at 1/e. `missing` is m, of any
-    shape; ValueError for NaN. Source: appendix "Top-K Coverage Analysis" of the paper (m = 0.045
-    gives 0.14).
+    It is -m ln m, where m is limited to [0, 1/e] since -m ln m is largest at 1/e. `missing` is m,
+    of any shape; NaN raises ValueError. Source: appendix "Top-K Coverage Analysis" of the paper (m
+    = 0.045 gives 0.14).
 
     Example:
         >>> tail_entropy_bound([0.045, 1.0]).round(2).tolist()  # nats; never above 1/e
@@ -47,8 +47,8 @@ def coverage_by_band(information: ArrayLike, coverage: ArrayLike) -> "pd.DataFra
     """Mean mass of the top K in three bands of MI_t, and the bound for the tail at K = 64.
 
     The table has a row for each band and one for all tokens. Its columns are n, each of `TOP_K`,
-    and "tail entropy bound" (nats). Bands are cut by rank. A band that cuts through tokens of equal
-    MI_t uses their mean, so that with many zeros the low and the mid band are equal.
+    and "tail entropy bound" (nats). Bands are cut by rank. If a cut falls between tokens of equal
+    MI_t, their mean is used. So if many MI_t are zero, the low and the mid band are equal.
 
     Args:
         information: (N,) MI_t of all tokens, nats.
@@ -80,8 +80,8 @@ def coverage_intervals(
 ) -> dict[str, Float[np.ndarray, "2 k"]]:
     """Pointwise 95 % intervals of `coverage_by_band` over clusters.
 
-    Each resample cuts its own bands of tokens. Returns for each band the lower and the upper ends
-    (2, k), which are NaN with fewer than two clusters. ValueError also for an answer without a
+    Each resample cuts its own bands of tokens. Returns for each band the lower and upper ends (2,
+    k), which are NaN with fewer than two clusters. Raises ValueError also if an answer has no
     token.
 
     Args:
@@ -98,7 +98,7 @@ def coverage_intervals(
     lengths = [len(tokens) for tokens in information]
     if not len(information) == len(coverage) == len(answers) or not all(lengths):
         raise ValueError(
-            "expected tokens, coverage and a cluster key of every answer, got "
+            "expected tokens, coverage and a cluster key for every answer, got "
             f"{len(information)}, {len(coverage)} and {len(answers)}, "
             f"{sum(not length for length in lengths)} without a token"
         )
@@ -118,7 +118,7 @@ def coverage_intervals(
 
 
 def _ranks(totals: Num[np.ndarray, " b"]) -> Int[np.ndarray, "bands b 2"]:
-    """(bands, b, 2) first rank of every band, and one after its last, for `totals` tokens."""
+    """(bands, b, 2) first rank of every band, and the rank after its last, for `totals` tokens."""
     low, high = np.array([*BANDS.values(), (0, 100)]).T[..., None]
     return np.stack([np.floor(low * totals / 100), np.ceil(high * totals / 100)], 2).astype(int)
 
@@ -128,7 +128,7 @@ def _band_means(
     coverage: Float[np.ndarray, "N k"],
     counts: Num[np.ndarray, "b N"],
 ) -> Float[np.ndarray, "b bands k"]:
-    """(b, bands, k) mean coverage by band, with each token `counts` (b, N) times."""
+    """(b, bands, k) mean coverage by band, with each token counted `counts` (b, N) times."""
     order, starts = tied_order(information)
     group = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(order)]))
     weights = counts.take(order, axis=1).astype(float)
@@ -137,7 +137,7 @@ def _band_means(
     means = []
     for bounds in _ranks(ends[:, -1]):
         start, stop = bounds[:, :1], bounds[:, 1:]
-        # Share of the ranks of each group of ties that is in the band.
+        # For each group of ties, the share of its ranks that is inside the band.
         overlap = np.clip(np.minimum(ends, stop) - np.maximum(ends - sizes, start), 0, None)
         share = np.divide(overlap, sizes, out=np.zeros_like(overlap), where=sizes > 0)
         means.append((share[:, group] * weights) @ coverage[order] / (stop - start))

@@ -1,4 +1,4 @@
-"""Which depth to mask, and whether another sample of questions would choose the same."""
+"""Which depth to mask, and whether another sample of questions would lead to the same choice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import normalised_prr, weighted_prr
 
 FEWEST_CLUSTERS = 6
-"""Of a setting to be halved: they allow 20 different halves."""
+"""Least number of clusters of a setting to be halved. Six clusters have 20 different halves."""
 SPLITS = 1000
-"""Random splits into halves, as in the paper."""
+"""Number of random splits into halves, as in the paper."""
 
 
 class Sweep(NamedTuple):
@@ -25,16 +25,17 @@ class Sweep(NamedTuple):
 
 @dataclass(frozen=True)
 class DepthSelection:
-    """Depth by aggregate PRR, and its stability on random halves.
+    """The depth with the highest aggregate PRR, and how stable this choice is on random halves.
 
     Attributes:
-        groups: (C, D) PRR.
-        aggregate: (D,) mean over the settings.
-        chosen: position of the best depth.
-        selected: (D,) share of splits whose first half selects the depth.
-        mean_regret: PRR lost on the second half by the first half's choice, mean over splits.
+        groups: (C, D) PRR of each setting at each depth.
+        aggregate: (D,) mean PRR over the settings.
+        chosen: index of the best depth.
+        selected: (D,) share of splits in which the first half selects the depth.
+        mean_regret: PRR that the first half's choice loses on the second half, averaged over
+            splits.
         no_regret: share of splits that lose nothing.
-        splits: number of splits with a defined PRR on both halves.
+        splits: number of splits in which PRR is defined on both halves.
     """
 
     groups: Float[np.ndarray, "C D"]
@@ -47,14 +48,14 @@ class DepthSelection:
 
 
 def depth_selection(sweeps: Sequence[Sweep]) -> DepthSelection:
-    """Depth of the highest PRR averaged over settings, with a split-half test over clusters.
+    """The depth with the highest PRR averaged over settings, with a split-half test over clusters.
 
     Each of `SPLITS` random splits halves the clusters of every setting. PRR is normalised within
     each half. Source: appendix "Full Benchmark and Depth Sweep" of the paper.
 
     Raises:
-        ValueError: also no setting, different numbers of depths, a setting with fewer than
-            `FEWEST_CLUSTERS` clusters, or no setting with right and wrong answers.
+        ValueError: also if there is no setting, numbers of depths differ, a setting has fewer than
+            `FEWEST_CLUSTERS` clusters, or no setting has both right and wrong answers.
 
     Example:
         >>> scores = np.array([[0.5] * 12, [0.1, 0.9] * 6])  # the second depth ranks errors
@@ -65,8 +66,8 @@ def depth_selection(sweeps: Sequence[Sweep]) -> DepthSelection:
     """
     if not sweeps or len({len(sweep.scores) for sweep in sweeps}) != 1:
         raise ValueError(
-            "all settings must have the same depths, got "
-            f"{[len(sweep.scores) for sweep in sweeps]} of them"
+            "expected the same depths in all settings, got "
+            f"{[len(sweep.scores) for sweep in sweeps]} depths"
         )
     for sweep in sweeps:
         for scores in sweep.scores:
@@ -76,15 +77,17 @@ def depth_selection(sweeps: Sequence[Sweep]) -> DepthSelection:
     )
     if np.isnan(groups).all():
         raise ValueError(
-            "PRR is undefined in all settings: within each, all answers are equally good"
+            "PRR is undefined in all settings, since the answers of each setting are equally good"
         )
-    # Settings over the same clusters are split alike: no question is in both halves.
+    # Settings with the same clusters are split in the same way, so that halves share no question.
     halves = np.array([_on_halves(sweep) for sweep in sweeps])
-    # A setting with only equally good answers in a half is left out of that split, and a split
-    # without any setting is left out.
+    # In a split, leave out a setting if all answers of a half are equally good. Leave out the split
+    # if no setting remains.
     halves = halves[:, :, ~np.isnan(halves).all(axis=0).any(axis=(0, 2))]
     if not halves.size:
-        raise ValueError("PRR is undefined on a half of every split: too few errors")
+        raise ValueError(
+            "PRR is undefined on a half of every split, since there are too few errors"
+        )
     first, second = np.nanmean(halves, axis=0)
     selected = first.argmax(1)
     regret = second.max(1) - second[np.arange(len(second)), selected]
@@ -102,7 +105,7 @@ def depth_selection(sweeps: Sequence[Sweep]) -> DepthSelection:
 
 
 def _on_halves(sweep: Sweep) -> Float[np.ndarray, "2 splits D"]:
-    """(2, splits, D) PRR on both halves of random splits."""
+    """(2, splits, D) PRR on both halves of random splits of the clusters."""
     codes, total = sweep.answers.codes, sweep.answers.n_clusters
     if total < FEWEST_CLUSTERS:
         raise ValueError(

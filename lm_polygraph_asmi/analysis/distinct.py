@@ -1,4 +1,4 @@
-"""Does a score add information on errors to output confidence? Tested out of fold.
+"""Does a score tell more about errors than output confidence does? Tested out of fold.
 
 Source: appendix "The Distinct-Signal Analysis" of the paper.
 """
@@ -19,7 +19,7 @@ from lm_polygraph_asmi.analysis.clusters import Interval, control_table
 from lm_polygraph_asmi.analysis.comparison import auroc_difference, auroc_interval
 from lm_polygraph_asmi.analysis.labelled import Labelled
 
-# A direction with less spread than this share of the largest is a rounding error.
+# A direction with less spread than this share of the largest spread is only rounding error.
 DEPENDENT = 1e-9
 
 
@@ -30,10 +30,10 @@ class DistinctSignal:
     Attributes:
         residual_auroc: error detection by the residual of a linear fit of the signal on the
             controls. 0.5 = chance. Below 0.5, the residual is higher for right answers.
-        incremental_auroc: AUROC with the signal minus AUROC without.
+        incremental_auroc: AUROC with the signal minus AUROC without it.
         likelihood_ratio: twice the gain in log-likelihood, in nats, over all rows.
-        p_value: of the ratio (chi squared, one degree of freedom). It is nominal, as in the paper:
-            it takes rows as independent, so it is too small if there are clusters.
+        p_value: p-value of the ratio (chi squared, one degree of freedom). It is nominal, as in the
+            paper: it assumes independent rows, so it is too small if there are clusters.
         errors: number of wrong answers.
     """
 
@@ -56,9 +56,9 @@ def _fitted(
 ) -> Float[np.ndarray, " rows"]:
     """(rows,) log-odds of an error, by maximum likelihood on features, without a penalty.
 
-    Newton's method on whitened columns. MI is a small difference of two entropies, so with both as
-    controls a direction of 1e-4 of the others' spread may matter, which a gradient method does not
-    reach.
+    The fit uses Newton's method on whitened columns. MI is a small difference of two entropies. If
+    both are controls, a direction with 1e-4 of the others' spread may matter, which a gradient
+    method would not fit.
     """
     mean, scale = features.mean(0), features.std(0)
     varies = scale > DEPENDENT * np.abs(mean)
@@ -69,7 +69,7 @@ def _fitted(
     known, asked = (np.column_stack([np.ones(len(table)), table @ turn]) for table in centred)
     model = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-8, fit_intercept=False)
     with catch_warnings():
-        # That lbfgs ends the fit: of separable answers, and where zero is the exact solution.
+        # It warns that lbfgs ends the fit, if answers are separable or zero is the exact solution.
         simplefilter("ignore")
         return model.fit(known, wrong).decision_function(asked)
 
@@ -80,7 +80,7 @@ def _out_of_fold(
     target: Num[np.ndarray, " n"] | Bool[np.ndarray, " n"],
     folds: Int[np.ndarray, " n"],
 ) -> Float[np.ndarray, " n"]:
-    """(n,) predictions for each fold of a model that is fitted on the others."""
+    """(n,) predictions for each fold by a model that was fitted on the other folds."""
     predicted = np.empty(len(target))
     for fold in np.unique(folds):
         test = folds == fold
@@ -99,7 +99,7 @@ def _linear(
 def error_probability(
     features: Float[np.ndarray, "n m"], wrong: Bool[np.ndarray, " n"], folds: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
-    """(n,) probability of error by a logistic model of features (n, m) of the other folds."""
+    """(n,) probability of an error, by a logistic model fitted on the other folds."""
     return expit(_out_of_fold(_fitted, features, wrong, folds))
 
 
@@ -110,12 +110,12 @@ def residual(
 ) -> Float[np.ndarray, " n"]:
     """(n,) residual of a linear model of the signal on the controls, fitted on the other folds."""
     predicted = _out_of_fold(_linear, controls, signal, folds)
-    # For a linear function of the controls, rounding errors would be left and rank answers.
+    # If the signal is a linear function of the controls, rounding errors would rank the answers.
     return np.where(np.isclose(signal, predicted, rtol=DEPENDENT, atol=0), 0.0, signal - predicted)
 
 
 def _loss(features: Float[np.ndarray, "n m"], wrong: Bool[np.ndarray, " n"]) -> float:
-    """Negative log-likelihood of a logistic model that is fitted on all rows, nats."""
+    """Negative log-likelihood, in nats, of a logistic model that is fitted on all rows."""
     return np.logaddexp(0.0, np.where(wrong, -1, 1) * _fitted(features, wrong, features)).sum()
 
 
@@ -132,9 +132,9 @@ def likelihood_ratio_test(
 
 
 def residual_auroc(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -> Interval:
-    """Error detection by what a linear model of the controls leaves of a signal.
+    """AUROC of error detection by the residual of a linear model of the signal on the controls.
 
-    Arguments and errors are those of `distinct_signal`, whose result has this as an attribute.
+    Arguments and errors are those of `distinct_signal`, whose result contains this.
     """
     values, table = answers.columns(signal=signal, controls=control_table(controls))
     if np.ptp(values) == 0:
@@ -146,17 +146,17 @@ def residual_auroc(signal: ArrayLike, controls: ArrayLike, answers: Labelled) ->
 def distinct_signal(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -> DistinctSignal:
     """Residual and incremental error detection of a signal over its controls.
 
-    Out of fold, in 5 folds that keep clusters whole. Intervals resample clusters and hold the
-    fitted models fixed. The residual is that of a linear model, so a curved function of the
-    controls can be detected too, although it adds nothing. Source: table "app-distinct" of the
-    paper.
+    Models are fitted out of fold, in 5 folds that keep clusters whole. Intervals resample clusters,
+    with the fitted models held fixed. Since the model for the residual is linear, a curved function
+    of the controls can be detected, too, although it adds nothing. Source: table "app-distinct" of
+    the paper.
 
     Args:
         signal: (n,), not constant.
         controls: (n, m), such as MSP and single-pass entropy.
 
     Raises:
-        ValueError: also right or wrong answers in fewer than five clusters.
+        ValueError: also if fewer than five clusters have a right answer, or a wrong one.
 
     Example:
         >>> signal, wrong = [0.1, 0.3, 0.2, 0.9] * 25, [0, 0, 1, 1] * 25
@@ -186,4 +186,4 @@ AGGREGATIONS: dict[str, Callable[[np.ndarray], float]] = {
     ),
     "max": lambda tokens: float(np.max(tokens)),
 }
-"""Aggregations of token scores (T,) to an answer's score. The paper uses the mean."""
+"""Functions that aggregate token scores (T,) to an answer's score. The paper uses the mean."""

@@ -1,4 +1,4 @@
-"""What one pass without masks tells of an answer, as a row of numbers."""
+"""Features of an answer from its unmasked pass, as a row of numbers."""
 
 import numpy as np
 from jaxtyping import Float
@@ -10,13 +10,13 @@ from lm_polygraph_asmi.analysis.clusters import finite
 def free_features(
     log_likelihood: ArrayLike, entropy: ArrayLike, prompt_tokens: int
 ) -> Float[np.ndarray, " 11"]:
-    """(11,) features of an answer that its pass without masks knows, in nats and tokens.
+    """(11,) features of an answer that its unmasked pass gives for free, in nats and tokens.
 
     In this order: sum, mean, minimum, first and last of the log-likelihood; mean, sum, maximum and
     first of the entropy; number of answer tokens; number of prompt tokens.
 
     Args:
-        log_likelihood, entropy: (T,) of the answer's tokens, the closing one included, nats.
+        log_likelihood, entropy: (T,) of the answer's tokens, with the closing one, nats.
         prompt_tokens: number of the prompt's tokens.
 
     Example:

@@ -1,4 +1,4 @@
-"""Labelled answers as one object, checked once."""
+"""Labelled answers, checked once, as one object."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ FOLDS = 5
 class Labelled(Clustered):
     """n answers with correctness labels, quality or both, and their clusters.
 
-    Statistics on one object share the resamples of clusters, which are drawn once.
+    Statistics computed on one object share the resamples of clusters, which are drawn once.
 
     Args:
         wrong: (n,) correctness labels, 1 or True = wrong. None: only the quality is known.
@@ -70,12 +70,12 @@ class Labelled(Clustered):
 
     @property
     def too_few(self) -> bool:
-        """Whether clusters, wrong or right answers are so few that intervals fail as `FEW` says."""
+        """Whether clusters, right or wrong answers are so few that `FEW` applies to intervals."""
         errors = int(self.wrong.sum())
         return self.n_clusters < FEW_CLUSTERS or min(errors, len(self) - errors) < FEW_ERRORS
 
     def take(self, rows: ArrayLike) -> "Labelled":
-        """Some of the answers: row numbers, or (n,) booleans."""
+        """The answers with these row numbers, or where these (n,) booleans are True."""
         places = np.arange(len(self))[np.asarray(rows)]
         wrong, quality = (
             None if column is None else column[places] for column in (self._wrong, self._quality)
@@ -87,7 +87,8 @@ class Labelled(Clustered):
         """(n,) fold of each answer, 0 to 4.
 
         All answers of a cluster are in one fold, and errors are spread evenly over the folds.
-        ValueError unless every fold can have right and wrong answers.
+        Raises ValueError if there are too few clusters for each fold to have right and wrong
+        answers.
         """
         fewest = min(len(set(self.codes[self.wrong == kind])) for kind in (False, True))
         if fewest < FOLDS:

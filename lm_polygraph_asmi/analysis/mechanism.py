@@ -1,4 +1,4 @@
-"""How much masking changes a model's predictions, and where."""
+"""How much masking changes a model's predictions, and for which tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from lm_polygraph_asmi.analysis.comparison import auroc_interval
 from lm_polygraph_asmi.analysis.labelled import Labelled
 
 OVER_ROBUST = 0.005
-"""If the mean MI_t is smaller, in nats, masking barely changes predictions.
+"""If the mean MI_t is smaller than this, in nats, masking hardly changes predictions.
 
-It is between the paper's 0.002 (Llama-2-7B on BabiQA, where ASMI fails) and 0.016 (Qwen3-4B on
-BabiQA, where it works), and was not validated.
+The value lies between the paper's 0.002 (Llama-2-7B on BabiQA, where ASMI fails) and 0.016
+(Qwen3-4B on BabiQA, where it works). It was not validated.
 """
 
 
 @dataclass(frozen=True)
 class MaskingResponse:
-    """Mean and median of MI_t over so many tokens, nats: how much masking changes predictions."""
+    """How much masking changes predictions: mean and median of MI_t (nats), number of tokens."""
 
     mean: float
     median: float
@@ -31,12 +31,12 @@ class MaskingResponse:
 
     @property
     def over_robust(self) -> bool:
-        """Mean MI_t below `OVER_ROBUST`: the candidate screen of the paper's operating envelope."""
+        """Whether the mean MI_t is below `OVER_ROBUST`: perhaps a screen for settings that fail."""
         return self.mean < OVER_ROBUST
 
 
 def masking_response(information: Sequence[np.ndarray]) -> MaskingResponse:
-    """Masking response of answers, from n arrays (T,) of MI_t in nats. It needs no labels.
+    """Masking response of answers, from n arrays (T,) of MI_t in nats. No labels are needed.
 
     Example:
         >>> response = masking_response([np.array([0.001, 0.003]), np.array([0.002])])  # 2 answers
@@ -56,7 +56,7 @@ class ErrorSeparation:
     Attributes:
         right, wrong: mean MI_t over the tokens of right and of wrong answers, in nats. NaN if there
             are no such answers.
-        auroc: error detection by each score.
+        auroc: AUROC of error detection by each score.
     """
 
     right: float
@@ -69,7 +69,7 @@ def error_separation(
 ) -> ErrorSeparation:
     """Mean MI_t by correctness, and error-detection AUROC of `scores` with cluster intervals.
 
-    `information` are n arrays (T,) of MI_t in nats, where T may vary.
+    `information`: n arrays (T,) of MI_t in nats, where T may vary.
 
     Example:
         >>> mi = [np.array([0.1, 0.1]), np.array([0.5]), np.array([0.1]), np.array([0.5])]
@@ -80,7 +80,7 @@ def error_separation(
     """
     wrong = answers.wrong
     if len(information) != len(wrong):
-        raise ValueError(f"tokens of {len(information)} answers for {len(wrong)} labels: one each")
+        raise ValueError(f"expected tokens for each of {len(wrong)} labels, got {len(information)}")
     tokens = finite(information=np.concatenate(information))
     of_wrong = np.repeat(wrong, [len(answer) for answer in information])
     means = (tokens[of_wrong == kind] for kind in (False, True))
@@ -93,9 +93,9 @@ class Vote(NamedTuple):
     """What the subnetworks predict at one position.
 
     Attributes:
-        agree: share of masks whose most likely token is the answer's.
-        alternative: id of the most frequent other token, None if there is none.
-        share: of the masks that predict it, 0 without one.
+        agree: share of masks under which the answer's token is the most likely one.
+        alternative: id of the other token that is most often the most likely one; None without any.
+        share: share of masks under which the alternative is the most likely one.
     """
 
     agree: float
@@ -104,10 +104,10 @@ class Vote(NamedTuple):
 
 
 def votes(top_tokens: Int[np.ndarray, "S T"], tokens: ArrayLike) -> list[Vote]:
-    """One vote per token of an answer.
+    """The subnetworks' votes at each token of an answer.
 
     Args:
-        top_tokens: (S, T) id of the most likely token of each subnetwork.
+        top_tokens: (S, T) id of each subnetwork's most likely token.
         tokens: (T,) ids of the answer's tokens. IndexError if there are more than in `top_tokens`.
 
     Example:

@@ -20,7 +20,7 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 
 
 class PRR(NamedTuple):
-    """A `normalised_prr` with its bootstrap standard error over answers. NaN: undefined."""
+    """A `normalised_prr`, and its bootstrap standard error over answers. NaN if undefined."""
 
     value: float
     standard_error: float
@@ -29,13 +29,13 @@ class PRR(NamedTuple):
 class Rejection:
     """Rows in the order in which one score rejects them, for many samples of these rows.
 
-    Rows with equal scores count as their mean, which is the average over all their orders. So a
-    constant score has the area of random rejection, whatever the order of the file. NaN is a
-    ValueError, because it would be sorted as the most uncertain.
+    Rows with equal scores are replaced by their mean, which is the average over all their orders.
+    So a constant score has the area of random rejection, whatever the order of the rows. NaN raises
+    ValueError, since it would be sorted as the most uncertain.
 
     Args:
         uncertainty: (n,) the score.
-        values: (n,) what is averaged over the rows that are kept: quality, or errors for a
+        values: (n,) values that are averaged over the kept rows: the quality, or errors for a
             risk-coverage curve.
     """
 
@@ -63,27 +63,27 @@ class Rejection:
         if self.tied:
             summed, count = self._by_group(count * mean), self._by_group(count)
             mean = np.divide(summed, count, out=np.zeros_like(summed), where=count > 0)
-            total = summed.sum(1)  # a single group's own sum: its area is exactly that of chance
+            total = summed.sum(1)  # makes the area of a single group exactly that of chance
         kept = count.cumsum(1, dtype=int)
         number = kept[:, -1]
-        # The row at place i is kept at levels i to n, so it adds its value times H_n - H_(i - 1),
-        # harmonic numbers. `skipped` sums these H over the rows up to the end of each group; over
-        # all rows that is n H_n - n.
+        # The row at place i is kept at levels i to n. So it adds its value times H_n - H_(i - 1),
+        # where H are harmonic numbers. `skipped` sums these H over the rows up to the end of each
+        # group; over all rows, this is n H_n - n.
         skipped = _sums_of_harmonics(int(number.max()).bit_length()).take(kept)
         lost = (
             np.einsum("bg,bg->b", mean, np.diff(skipped, axis=1, prepend=0))
             if self.tied
-            else skipped @ self.falls  # the same, summed by parts
+            else skipped @ self.falls  # the same, by summation by parts
         )
         return (total + (total / number * skipped[:, -1] - lost)) / number
 
     def kept(
         self, counts: Int[np.ndarray, "b n"], number: Num[np.ndarray, "b m"]
     ) -> Float[np.ndarray, "b m"]:
-        """(b, m) mean value of the least uncertain rows of each sample; `counts` as in `area`.
+        """(b, m) mean value of the least uncertain rows of each sample; `counts`: see `area`.
 
-        `number` (b, m) of them are kept: above 0, at most all, and not necessarily whole. If this
-        cuts through rows of equal scores, a part of each is kept.
+        `number` (b, m) is how many rows are kept: above 0, at most all, and perhaps fractional. If
+        the limit falls between rows of equal scores, an equal part of each is kept.
         """
         count = counts.take(self.order, axis=1)
         group, summed = np.zeros((2, len(counts), len(self.starts) + 1))
@@ -93,13 +93,13 @@ class Rejection:
         return np.array([np.interp(*row) for row in rows]) / number
 
     def _by_group(self, ranked: Num[np.ndarray, "b n"]) -> Num[np.ndarray, "b groups"]:
-        """Sums over the rows of equal scores; `add` widens small integers."""
+        """Sums over rows of equal scores. `np.add` turns small integers into larger types."""
         return np.add.reduceat(ranked, self.starts, axis=1) if self.tied else ranked
 
 
 @cache
 def _sums_of_harmonics(bits: int) -> Float[np.ndarray, " m"]:
-    """Sums of the harmonic numbers from H_0 to H_(m - 1), for every m of so many bits."""
+    """Sums of the harmonic numbers from H_0 to H_(m - 1), for every m of at most `bits` bits."""
     harmonic = np.r_[0, np.cumsum(1 / np.arange(1, 1 << bits))]
     return np.r_[0, harmonic.cumsum()]
 
@@ -115,12 +115,11 @@ def weighted_prr(
 ) -> Float[np.ndarray, "samples M"]:
     """Normalised PRR of M scores on many samples of the same n rows.
 
-    `samples` are arrays (b, n) of counts, such as `Labelled.draws` yields. The result has a row for
-    each sample of all arrays and a column for each score. It is NaN where all rows of a sample are
-    equally good.
+    `samples` are arrays of counts (b, n), such as those of `Labelled.draws`. The result has a row
+    for each sample and a column for each score. It is NaN if all rows of a sample are equally good.
     """
     qualities = finite(quality=quality)
-    # PRR does not depend on the scale; on this one, a few errors are more than rounding.
+    # PRR does not depend on the scale. On this scale, a few errors are not lost in rounding.
     contrast = has_contrast(qualities)
     if contrast:
         qualities = (qualities - qualities.min()) / np.ptp(qualities)
@@ -144,10 +143,10 @@ def weighted_prr(
 def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
     """Area between rejection by `uncertainty` and random rejection, divided by that of the oracle.
 
-    1 = errors rejected first, 0 = chance, negative = worse than chance. LM-Polygraph's
-    `prr_normalized` with two exact values: the random baseline is the mean quality (there: mean of
-    1000 shuffles), and equal scores count as their mean (there: in file order). NaN if all
-    examples have the same quality. An uncertainty may be infinite, not NaN.
+    1 = errors rejected first, 0 = chance, negative = worse than chance. NaN if all answers are
+    equally good. It is LM-Polygraph's `prr_normalized` with two exact values: the random baseline
+    is the mean quality (LM-Polygraph: the mean of 1000 shuffles), and equal scores count as their
+    mean (LM-Polygraph: in file order). An uncertainty may be infinite, but not NaN.
 
     Example:
         >>> normalised_prr([0.1, 0.2, 0.9], quality=[1.0, 1.0, 0.0])  # the wrong one rejected first
@@ -162,7 +161,7 @@ def prr_draws(
 ) -> Float[np.ndarray, "resamples M"]:
     """PRR of M scores (n,) on the same bootstrap resamples of clusters: (resamples, M).
 
-    NaN where all rows of a resample are equally good. A score may be infinite, not NaN. `default`
+    NaN if all rows of a resample are equally good. A score may be infinite, but not NaN. `default`
     is the number of resamples, unless `answers` has one.
 
     Example:
@@ -205,5 +204,5 @@ def standard_errors(scores: Sequence[ArrayLike], answers: Labelled) -> list[floa
         return [float("nan")] * len(scores)
     samples = answers.independent.draws(CURVE_RESAMPLES)
     drawn = weighted_prr(scores, answers.quality, samples)
-    # Resamples of equally good answers have no PRR and are left out.
+    # PRR is undefined if all answers of a resample are equally good. These are left out.
     return [float(np.nanstd(column, ddof=1)) for column in drawn.T]

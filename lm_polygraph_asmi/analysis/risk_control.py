@@ -1,9 +1,10 @@
 """A threshold on a score with a risk guarantee: a bound on the error rate of accepted answers.
 
-Fixed sequence testing (Angelopoulos et al., 2021, arXiv 2110.01052): from a preset coverage towards
-more, the first threshold whose risk cannot be shown ends the sequence, and the one before is used.
-The test is exact binomial, with several answers a cluster on a share of them; of very many, sums by
-cluster are tested. The proofs are on the page of the guarantee.
+It uses fixed sequence testing (Angelopoulos et al., 2021, arXiv 2110.01052). From a preset coverage
+on, thresholds are tested in ascending order. The first threshold whose risk cannot be shown ends
+the sequence, and the one before it is used. The test is exact binomial; if clusters have several
+answers, it uses only a share of them, one per cluster. If there are very many answers, sums over
+clusters are tested instead. The proofs are on the page of the guarantee.
 """
 
 import math
@@ -21,16 +22,18 @@ from lm_polygraph_asmi.analysis.clusters import binary, finite
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.validation import check_number
 
-# Coverage of the first threshold; with more than FEW labels, a second sequence, with a smaller part
-# of the level, begins at LOW_START / sqrt(labels). These accept most in simulations.
+# START is the coverage of the first threshold. With more than FEW labels, a second sequence with a
+# smaller part of the level begins at LOW_START / sqrt(labels). In simulations, these values
+# accepted most.
 START, LOW_START = 0.3, 3.5
 FEW, LOW_PART = 300, 0.3
-# If so many answers remain, one a cluster, and clusters may have three or more, bets on all of them
-# accepted more than the exact test in simulations; the second number is with `unlabelled` scores.
-# That is no proof. The guarantee does not need one: sizes of clusters choose the test, not labels.
+# If clusters may have three or more answers, and at least this many answers remain with one per
+# cluster, all answers are tested by bets, which accepted more than the exact test in simulations.
+# The second number applies with `unlabelled` scores. The simulations prove nothing, but the
+# guarantee does not depend on them: the sizes of clusters choose the test, not the labels.
 BETTING_FROM = 250, 150
-CHOICE_SHARE = 0.2  # of the clusters: these choose thresholds for bets, and do not test
-# Stakes to average over, as shares of the largest stake that cannot lose everything.
+CHOICE_SHARE = 0.2  # share of the clusters that choose thresholds for bets, and do not test
+# Stakes that are averaged, as shares of the largest stake that cannot lose everything.
 BETS = np.linspace(0, 1, 51)[1:-1]
 
 
@@ -39,27 +42,27 @@ class RiskThreshold:
     """The score up to which answers are accepted, with the guarantee that `promise` states."""
 
     threshold: float | None  # accept if score <= this; None: not attainable with these answers
-    coverage: float  # share of all these answers that is accepted, 0 without a threshold
-    error_rate: float | None  # of the accepted answers in this sample, None without a threshold
+    coverage: float  # share of all these answers that is accepted; 0 without a threshold
+    error_rate: float | None  # of the accepted answers in this sample; None without a threshold
     risk: float
     confidence: float
-    base_rate: float | None  # error rate of all answers; None: not known, labelled in order
+    base_rate: float | None  # error rate of all answers; None: unknown, labelled in order
     answers: int
     clusters: int
-    largest: int = 1  # most answers of a later cluster
-    share: float = 0.0  # of the clusters, which made choices and did not test
+    largest: int = 1  # most answers of one cluster in later use
+    share: float = 0.0  # share of the clusters that made choices and did not test
     tested: int | None = None  # clusters that test; None: not recorded
-    signals: int = 1  # tried, each at an equal part of the level; this one accepts most
-    labels: int | None = None  # given so far, if from the surest on; None: all answers have one
+    signals: int = 1  # number of signals tried, each at an equal part of the level
+    labels: int | None = None  # labels given so far, if in order; None: every answer has a label
 
     @property
     def unavoidable(self) -> float:
-        """Share of answers that even a perfect score must reject for this risk."""
+        """Share of answers that even a perfect score must reject at this risk."""
         return max(0.0, ((self.base_rate or 0.0) - self.risk) / (1 - self.risk))
 
     @property
     def promise(self) -> str:
-        """The guarantee, in words; the confidence is over samples of labelled answers."""
+        """The guarantee in words. The confidence is over samples of labelled answers."""
         most = f", if no cluster has more than {self.largest} answers"
         clusters = most if self.largest > 1 else ""
         return (
@@ -69,13 +72,13 @@ class RiskThreshold:
 
     @property
     def limits(self) -> str:
-        """What no score can change, in a sentence: labels needed, answers to reject; or empty."""
+        """A sentence on limits of any score: labels needed, answers to reject; or empty."""
         sentences = []
         least = least_labels(self.risk, 1 - (1 - self.confidence) / self.signals)
         if self.tested is not None and self.tested < least:
             sentences.append(
-                f"Even without an error, at least {least} answers, one a cluster, must test; "
-                f"{self.tested} do."
+                f"Even without an error, at least {least} answers, one per cluster, must test the "
+                f"threshold; {self.tested} do."
             )
         if self.unavoidable:
             sentences.append(
@@ -103,27 +106,29 @@ def risk_threshold(
     unlabelled: ArrayLike | None = None,
     largest: int | None = None,
 ) -> RiskThreshold:
-    """The most lenient threshold whose risk guarantee holds with at least this confidence.
+    """The largest threshold whose risk guarantee holds with at least this confidence.
 
-    Assumes that clusters come from the distribution of the later ones, and that none of those has
-    more answers than `largest`. Of several answers a cluster, one tests (`thinned_rows`). Of very
-    many answers, all test, by bets on sums over clusters (`BETTING_FROM`).
+    Two assumptions: clusters come from the same distribution as later ones, and no later cluster
+    has more answers than `largest`. If clusters have several answers, one per cluster tests
+    (`thinned_rows`). If there are very many answers, all of them test, by bets on sums over
+    clusters (`BETTING_FROM`).
 
-    Thresholds to test are the scores of the answers that test. Then the risk, as the threshold
-    rises, must pass `risk` at most once (page of the guarantee). Bets test the scores of
-    `CHOICE_SHARE` of the clusters, which choose where to begin. With `unlabelled`, those scores are
-    tested, and the guarantee holds without a condition.
+    The thresholds to test are the scores of the answers that test. Then the risk, as a function of
+    the threshold, must cross `risk` upwards at most once (see the page of the guarantee). Bets test
+    the scores of `CHOICE_SHARE` of the clusters, which also choose where to begin. With
+    `unlabelled`, the scores of those answers are tested, and the guarantee needs no such condition.
 
     Args:
         scores: (n,), higher = more uncertain.
         answers: the same n answers, with labels and clusters.
         risk: largest error rate among accepted answers, in (0, 1).
         confidence: least probability, over samples of answers, that the guarantee holds.
-        choosing: (n,) booleans: rows of whole clusters that chose the score, so they do not test.
+        choosing: (n,) booleans. True for rows of whole clusters that chose the score, so that
+            they do not test.
         unlabelled: (m,) scores of other answers, like later ones.
-        largest: most answers of a later cluster; None: the most of a cluster here.
+        largest: most answers of one cluster in later use; None: the most of a cluster here.
 
-    All draws are seeded by the scores (`seed_of`), so no order of rows decides who tests.
+    All draws are seeded by the scores (`seed_of`), so the order of rows does not decide who tests.
 
     Example:
         >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
@@ -140,19 +145,20 @@ def risk_threshold(
     if answers.n_clusters < 2:
         raise ValueError(
             "expected at least two clusters, got one: use answers on several passages (with one "
-            f"answer each, at least {least_labels(risk, confidence)} at this risk and confidence)"
+            "answer "
+            f"each, at least {least_labels(risk, confidence)} at this risk and confidence)"
         )
     chosen = np.zeros(len(score), bool) if choosing is None else binary(choosing=choosing)
-    answers.columns(choosing=chosen)  # raises unless there is one for each answer
+    answers.columns(choosing=chosen)  # raises ValueError unless there is one for each answer
     if {*codes[chosen]} & {*codes[~chosen]}:
-        raise ValueError("choosing: expected whole clusters, got a part of one")
+        raise ValueError("choosing: expected whole clusters, got only a part of one")
     tests = tests_of((score, errors, codes), chosen, risk, confidence, others, largest)
     limits = [
         float(limit)
         for grid, level in tests.grids
         for limit in grid[: _passed(grid, level, *tests.rows, risk, tests.largest)]
     ]
-    # Accepting all may be tested, but answers above all scores in the sample were not.
+    # The test may accept everything, but answers above all scores of the sample were not tested.
     threshold = min(max(limits), float(score.max())) if limits else None
     kept = errors[score <= (np.nan if threshold is None else threshold)]
     return RiskThreshold(
@@ -171,18 +177,18 @@ def risk_threshold(
 
 
 Rows = tuple[Real[np.ndarray, " n"], Shaped[np.ndarray, " n"], Int[np.ndarray, " n"]]
-"""Answers: score, label (not 0: wrong; NaN: none), and number of the cluster."""
+"""Answers: score; label (0: right, NaN: none, else wrong); number of the cluster."""
 Grids = list[tuple[Real[np.ndarray, " t"], float]]
-"""Sequences of tests: thresholds, ascending, and the level of each of their tests."""
+"""Sequences of tests: ascending thresholds, and the level of each test in the sequence."""
 
 
 class SequencesOfTests(NamedTuple):
-    """Which thresholds are tested, at which level, on which answers."""
+    """Which thresholds are tested, at which level, and on which answers."""
 
-    grids: Grids  # of each sequence
-    rows: Rows  # those that test
-    largest: int  # of `p_value`; 1: the exact test
-    share: float  # of the clusters, which made choices
+    grids: Grids  # thresholds and level of each sequence
+    rows: Rows  # the answers that test
+    largest: int  # argument of `p_value`; 1: the exact test
+    share: float  # share of the clusters that made choices
 
 
 def tests_of(
@@ -193,19 +199,19 @@ def tests_of(
     others: Real[np.ndarray, " m"] | None,
     largest: int,
 ) -> SequencesOfTests:
-    """The tests of `risk_threshold`; `others` are its `unlabelled` scores.
+    """The tests of `risk_threshold`. `others` are its `unlabelled` scores.
 
-    They do not depend on the order of rows. Labels matter in two places only: they order equal
-    scores of one cluster, and in bets without `others`, some clusters choose the thresholds.
+    They do not depend on the order of rows. Labels matter only in two places: they order equal
+    scores of one cluster, and for bets without `others`, some clusters choose the thresholds.
     """
     score, errors, codes = answers
     order, seed = np.lexsort((errors, score, codes)), seed_of(score)
     score, errors, codes, choosing = score[order], errors[order], codes[order], choosing[order]
     total = int(codes.max()) + 1
-    codes = np.random.default_rng(seed).permutation(total)[codes]  # bets are placed in this order
+    codes = np.random.default_rng(seed).permutation(total)[codes]  # the order of the bets
     bets = largest > 2 and len(score) / largest >= BETTING_FROM[others is not None]
     if bets and others is None and not choosing.any():
-        choosing = choosing_rows(codes, (seed, 1))  # another stream, or the first keys would choose
+        choosing = choosing_rows(codes, (seed, 1))  # another random stream than the permutation's
     alone = np.isin(np.arange(len(codes)), thinned_rows(codes, largest, seed))
     testing = ~choosing & (bets | alone)
     rows, n = (score[testing], errors[testing], codes[testing]), len(set(codes[testing]))
@@ -218,10 +224,10 @@ def tests_of(
 
 
 def seed_of(*columns: ArrayLike) -> int:
-    """A seed from the values of columns (n,), whatever the order of rows.
+    """A seed computed from the values of columns (n,), whatever the order of rows.
 
-    With a fixed seed, clusters at the same places would test in every sample. Where keys sort by
-    size or topic, these would be too many of one kind.
+    With a fixed seed, the clusters at the same places would test in every sample. If keys are
+    sorted by size or topic, too many of these would be of one kind.
     """
     ordered = (np.sort(np.asarray(column, dtype=float) + 0.0) for column in columns)
     return crc32(b"".join(column.tobytes() for column in ordered))
@@ -230,19 +236,21 @@ def seed_of(*columns: ArrayLike) -> int:
 def ordered_threshold(
     scores: ArrayLike, wrong: ArrayLike, risk: float, confidence: float, largest: int = 1
 ) -> tuple[RiskThreshold, np.ndarray]:
-    """The threshold by labels from the surest answer on, and the rows to label for the next test.
+    """The threshold found with labels given in order, the most certain answers first.
 
-    One may look after each label, and stop at any time. With all labels, the threshold is that of
-    `risk_threshold`. Labels above the first test that fails change nothing.
+    Also returns the rows to label for the next test. One may look after each label, and stop at any
+    time. With all labels, the threshold is that of `risk_threshold`. Labels above the first test
+    that fails change nothing.
 
     Args:
-        scores: (N,) of all answers, one a cluster, known before the first label.
-        wrong: (N,) labels; None or NaN: no label, which counts as wrong.
+        scores: (N,) scores of all answers, one per cluster, known before the first label.
+        wrong: (N,) labels. None or NaN: no label, which counts as wrong.
         risk, confidence: see `risk_threshold`.
-        largest: most answers of a later cluster, by which `thinned_rows` took one of each.
+        largest: most answers of one cluster in later use, by which `thinned_rows` drew the answers.
 
     Returns:
-        The threshold, and row numbers, the surest first. Without rows, no label helps any more.
+        The threshold; and row numbers to label, the most certain first. If there are none, further
+        labels do not help.
 
     Example:
         >>> scores, wrong = range(100), [0] * 30 + [None] * 70
@@ -280,15 +288,15 @@ def ordered_threshold(
 def thinned_rows(
     codes: Int[np.ndarray, " n"], largest: int | None, seed: int
 ) -> Int[np.ndarray, " m"]:
-    """Rows, at most one a cluster, drawn so that each has the same chance, 1 / `largest`.
+    """Rows, at most one per cluster, drawn so that each has the same chance, 1 / `largest`.
 
     Of each cluster, one random row is taken with probability size / `largest`. So rows are
-    independent, and on average the share of wrong ones is that of all answers.
+    independent, and the expected share of wrong rows is that of all answers.
 
     Args:
         codes: number of each row's cluster, from 0.
-        largest: None: the most rows of a cluster.
-        seed: of the draw.
+        largest: most rows of a cluster; None: the most here.
+        seed: seed of the draw.
 
     Example:
         >>> thinned_rows(np.array([0, 0, 0, 1, 1, 1, 2, 2, 2]), 3, seed=0).tolist()  # one of each
@@ -297,17 +305,17 @@ def thinned_rows(
     sizes = np.bincount(codes)
     if (largest := largest or sizes.max()) < sizes.max():
         raise ValueError(
-            f"largest: expected at least {sizes.max()}, the answers of the largest cluster here; "
-            f"got {largest}. Name the most answers that a later cluster may have"
+            f"largest: expected at least {sizes.max()}, the size of the largest cluster here; got "
+            f"{largest}. Name the most answers that a later cluster may have"
         )
-    rng = np.random.default_rng([seed, 1])  # not the draws of `choosing_rows`
+    rng = np.random.default_rng([seed, 1])  # another random stream than in `choosing_rows`
     order = rng.permutation(len(codes))
     firsts = order[np.unique(codes[order], return_index=True)[1]]
     return np.sort(firsts[rng.random(len(sizes)) * largest < sizes])
 
 
 def _grids(scores: Real[np.ndarray, " m"], n: int, risk: float, confidence: float) -> Grids:
-    """The sequences that n labels test, with thresholds among `scores`."""
+    """The sequences of tests with n labels, whose thresholds are among `scores`."""
     grids, ranked = [], np.sort(scores)
     for part, start in _sequences(n):
         ranks = ranks_to_test(n, risk, part * (1 - confidence), start)
@@ -317,7 +325,7 @@ def _grids(scores: Real[np.ndarray, " m"], n: int, risk: float, confidence: floa
 
 
 def _sequences(n: int) -> list[tuple[float, float]]:
-    """Part of the level, and first coverage, of each sequence of thresholds for n labels."""
+    """For n labels, the part of the level and the first coverage of each sequence of thresholds."""
     if n <= FEW:
         return [(1.0, START)] if n else []
     return [(1 - LOW_PART, START), (LOW_PART, LOW_START / math.sqrt(n))]
@@ -325,9 +333,10 @@ def _sequences(n: int) -> list[tuple[float, float]]:
 
 @cache
 def ranks_to_test(n: int, risk: float, level: float, start: float) -> Int[np.ndarray, " t"]:
-    """Numbers of accepted answers, of n, at which thresholds are tested, ascending; the last is n.
+    """Numbers of accepted answers, of n, at which thresholds are tested; ascending, up to n.
 
-    From coverage `start` on, one for each further error that the exact test at this level allows.
+    They begin at coverage `start`, with one number for each further error that the exact test
+    allows at this level.
 
     Example:
         >>> ranks_to_test(60, 0.2, 0.05, 0.3).tolist()  # 1 error in 22, 2 in 30, 3 in 37 ...
@@ -336,14 +345,14 @@ def ranks_to_test(n: int, risk: float, level: float, start: float) -> Int[np.nda
     from scipy.stats import binom
 
     accepted = np.arange(n + 1)
-    errors = binom.ppf(level, accepted, risk)  # the fewest whose probability reaches the level
+    errors = binom.ppf(level, accepted, risk)  # smallest number whose cdf reaches the level
     allowed = np.where(binom.cdf(errors, accepted, risk) <= level, errors, errors - 1)
     ranks = 1 + np.flatnonzero(np.diff(allowed) > 0)
     return np.union1d(ranks[ranks >= start * n], [n])
 
 
 def least_labels(risk: float, confidence: float) -> int:
-    """The least number of answers, one a cluster, all right and accepted, that give the guarantee.
+    """Least number of answers, one per cluster, all right and accepted, that give the guarantee.
 
     Example:
         >>> least_labels(risk=0.05, confidence=0.95)
@@ -357,9 +366,9 @@ def least_labels(risk: float, confidence: float) -> int:
 
 
 def least_wins(gains: Float[np.ndarray, " stakes"], level: float) -> int:
-    """How many clusters, one after the other, let the capital reach 1 / level.
+    """Number of clusters, one after the other, after which the capital reaches 1 / level.
 
-    Each adds a share of `gains` to each stake.
+    In each cluster, every stake grows by its share in `gains`.
     """
 
     def reached(clusters: int) -> bool:
@@ -372,7 +381,7 @@ def least_wins(gains: Float[np.ndarray, " stakes"], level: float) -> int:
 def choosing_rows(
     codes: Int[np.ndarray, " n"], seed: int | tuple[int, int], share: float = CHOICE_SHARE
 ) -> Bool[np.ndarray, " n"]:
-    """Which rows are of the random `share` of clusters that make choices and do not test."""
+    """Mask of the rows in the random `share` of clusters that make choices and do not test."""
     order = np.random.default_rng(seed).permutation(codes.max() + 1)
     return np.isin(codes, order[: max(1, round(share * len(order)))])
 
@@ -384,7 +393,7 @@ def _strongest_on(
     risk: float,
     largest: int,
 ) -> Real[np.ndarray, " t"]:
-    """Thresholds for bets: from the one of strongest evidence to one that accepts everything.
+    """Thresholds for bets, from the one with the strongest evidence to one that accepts everything.
 
     A first threshold with too few answers, or with too many errors, would end the sequence at once.
     """
@@ -403,7 +412,7 @@ def _passed(
     risk: float,
     largest: int,
 ) -> int:
-    """How many of the ascending thresholds (t,) pass before the first that does not."""
+    """Number of ascending thresholds (t,) that pass before the first that does not."""
     tests = (p_value(score <= limit, errors, codes, risk, largest) for limit in grid)
     return next((place for place, p in enumerate(tests) if p > level), len(grid))
 
@@ -417,11 +426,12 @@ def p_value(
 ) -> float:
     """p-value of "a share of at least `risk` of the answers in `keep` is wrong".
 
-    If no cluster can have several answers (`largest` is 1), it is exactly binomial. Otherwise it is
-    a betting test, see `risk_monitor`. Let Z be the sum of (wrong - risk) over a cluster's accepted
-    answers; under the hypothesis, its mean is at least 0. A share of the capital is staked on -Z,
-    cluster by cluster, and the p-value is 1 / (the maximum of the capital), averaged over stakes.
-    Clusters follow by their numbers `codes`, which must be drawn at random, as in `tests_of`.
+    If no cluster can have several answers (`largest` is 1), the test is exactly binomial. Otherwise
+    it is a betting test, see `risk_monitor`. Let Z be the sum of (wrong - risk) over a cluster's
+    accepted answers. Under the hypothesis, its mean is at least 0. A share of the capital is staked
+    on -Z, cluster by cluster. The p-value is 1 / (maximum of the capital), where the capital is
+    averaged over stakes. The clusters' numbers `codes` give their order, which must be random, as
+    in `tests_of`.
 
     Example:
         >>> keep, errors = np.ones(30, bool), np.zeros(30, bool)
@@ -444,8 +454,8 @@ def _gains(
     risk: float,
     largest: int,
 ) -> Float[np.ndarray, "stakes clusters"]:
-    """Logarithm of the factor by which each stake grows in each cluster."""
+    """Logarithm of the factor by which the capital of each stake grows in each cluster."""
     codes = np.unique(clusters, return_inverse=True)[1]
     sums = np.bincount(codes, keep * (errors - risk))
-    stakes = BETS / ((1 - risk) * largest)  # the largest loss: all accepted and wrong
+    stakes = BETS / ((1 - risk) * largest)  # the largest loss is if all are accepted and wrong
     return np.log1p(-stakes[:, None] * sums)

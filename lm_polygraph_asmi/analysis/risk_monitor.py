@@ -1,9 +1,9 @@
 """Do newly labelled answers support a risk guarantee, or contradict it?
 
-Every test is a bet: a share of the capital is staked on each cluster. Under the hypothesis, the
-capital does not grow on average. By Ville's inequality, the probability that it *ever* reaches
-1 / level is then at most the level, so one may look after every new cluster. The capital does not
-depend on the order of clusters, but each must be added whole. Source: Waudby-Smith and
+Every test is a bet. On each cluster, a share of the capital is staked. If the hypothesis is true,
+the capital does not grow on average. Then, by Ville's inequality, the probability that it *ever*
+reaches 1 / level is at most the level, so one may look after every new cluster. The capital does
+not depend on the order of clusters, but each cluster must be added whole. Source: Waudby-Smith and
 Ramdas (2024), Estimating means of bounded random variables by betting.
 """
 
@@ -20,55 +20,55 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.risk_control import BETS, RiskThreshold, least_wins
 
 LEVEL = 0.05
-"""Level of `violated`."""
+"""Level of the test that gives `violated`."""
 SMALL_BETS = BETS**2
 """Stakes against "the risk is held", as shares of the largest stake that cannot lose everything.
 
-Most are small, since an error rate far above the risk is rare."""
+Most of them are small, since an error rate far above the risk is rare."""
 ENDS = 10_000
-"""The ends of an interval are multiples of 1 / ENDS."""
+"""Ends of an interval are multiples of 1 / ENDS."""
 
 Outcome = Literal["holds", "violated", "inconclusive"]
 
 
 @dataclass(frozen=True)
 class RiskMonitor:
-    """What newly labelled answers say of a guarantee.
+    """What newly labelled answers say about a guarantee.
 
-    `outcome` is one of three words. `violated`: the error rate of accepted answers is above the
-    risk (level .05). `holds`: the new answers alone support the guarantee, at its confidence.
-    `inconclusive`: neither.
+    `outcome` is "violated" if the error rate of accepted answers is shown to be above the risk
+    (level .05), "holds" if the new answers alone support the guarantee at its confidence, and
+    "inconclusive" otherwise.
     """
 
     outcome: Outcome
     guarantee: RiskThreshold
     answers: int
     clusters: int
-    left_out: int  # answers beyond the largest cluster of the calibration, not counted
+    left_out: int  # answers of a cluster beyond `guarantee.largest`, which are not counted
     accepted: int
     errors: int  # accepted answers that are wrong
-    low: float  # the error rate of accepted answers is at least this (level .05)
-    high: float  # and at most this (level 1 - confidence)
+    low: float  # lower bound of the error rate of accepted answers (level .05)
+    high: float  # upper bound of this error rate (level 1 - confidence)
     p_holds: float  # p-value of "the risk is exceeded"
-    p_violated: float  # of "the risk is held"
+    p_violated: float  # p-value of "the risk is held"
     unlabelled: int = 0  # accepted answers without a label, which are not counted
-    without_decision: int = 0  # answers that count as abstained
+    without_decision: int = 0  # answers without a decision, which count as abstained
     failed: int = 0  # rows without an answer, which are not counted
     blank: int = 0  # empty answers, which are never accepted and not counted
     share: float = 1.0  # accepted share of all decided answers, with or without a label
-    most: int = 1  # most answers of a cluster, with or without a label
+    most: int = 1  # largest number of answers in a cluster, with or without a label
 
     @property
     def least_holds(self) -> int:
-        """The fewest accepted answers that can give `holds`: all right, and one a cluster."""
+        """Least number of accepted answers that can give "holds": all right, one per cluster."""
         rule = self.guarantee
         gains = BETS * rule.risk / ((1 - rule.risk) * rule.largest)
         return least_wins(gains, 1 - rule.confidence)
 
     def __str__(self) -> str:
-        found = f"none of {self.answers} answers was accepted"
+        errors = f"none of {self.answers} answers was accepted"
         if self.accepted:
-            found = (
+            errors = (
                 f"{self.errors} of {self.accepted} accepted answers are wrong, "
                 f"{self.errors / self.accepted:.1%} [{self.low:.1%}, {self.high:.1%}]"
             )
@@ -82,7 +82,7 @@ class RiskMonitor:
             )
         accepts = f"Accepted: {self.share:.0%} of these answers"
         if self.share == 1:
-            accepts = "These are accepted answers alone, so which share is accepted is unknown"
+            accepts = "All of these answers are accepted ones, so the accepted share is unknown"
         counts = {
             "Without a decision, so counted as abstained: {}.": self.without_decision,
             "Left out {} accepted answers without a label.": self.unlabelled,
@@ -90,22 +90,24 @@ class RiskMonitor:
             "Left out {} empty answers: they are never accepted.": self.blank,
         }
         first = (
-            f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} {accepts}; "
+            f"{self.outcome}: {errors} (guarantee: {self.guarantee.promise}).{least} {accepts}; "
             f"{self.guarantee.coverage:.0%} of the calibration's."
         )
         return "\n".join([first, *(line.format(n) for line, n in counts.items() if n)])
 
 
 def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> RiskMonitor:
-    """Whether newly labelled answers support a guarantee, or contradict it.
+    """Test whether newly labelled answers support a guarantee, or contradict it.
 
     One may look after every new cluster. If the risk is held, the probability that any look gives
-    `violated` is at most .05. If it is exceeded, that of `holds` is at most 1 - confidence.
+    `violated` is at most .05. If the risk is exceeded, the probability that any look gives `holds`
+    is at most 1 - confidence.
 
     Args:
-        guarantee: it must have a threshold.
+        guarantee: must have a threshold.
         accepted: (n,) booleans, one for each of `answers`.
-        answers: labels and clusters. Of a cluster, the first `guarantee.largest` answers count.
+        answers: labels and clusters. Only the first `guarantee.largest` answers of a cluster
+            count.
 
     Example:
         >>> guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500)
@@ -119,25 +121,25 @@ def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelle
     if guarantee.threshold is None:
         limits = f"calibrate on more labels, or with a larger risk. {guarantee.limits}"
         raise ValueError(f"expected a guarantee with a threshold, got none: {limits}")
-    answers.columns(accepted=accepted)  # raises unless there is one for each answer
+    answers.columns(accepted=accepted)  # raises ValueError unless there is one for each answer
     earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
     rows = np.flatnonzero(earlier < guarantee.largest)
     codes, kept = answers.codes[rows], binary(accepted=accepted)[rows]
     errors, level = answers.wrong[rows] & kept, 1 - guarantee.confidence
 
     def at_least(share: float) -> float:
-        """p-value of "this share of accepted answers is wrong, or more"; falls with the share."""
+        """p-value of "at least this share of accepted answers is wrong"; falls with the share."""
         return _p_value(codes, errors - share * kept, (1 - share) * guarantee.largest, BETS)
 
     def at_most(share: float) -> float:
-        """p-value of "this share of accepted answers is wrong, or less"; rises with the share."""
+        """p-value of "at most this share of accepted answers is wrong"; rises with the share."""
         return _p_value(codes, share * kept - errors, share * guarantee.largest, SMALL_BETS)
 
     p_holds, p_violated = at_least(guarantee.risk), at_most(guarantee.risk)
     outcome: Outcome = "violated" if p_violated <= LEVEL else "inconclusive"
     if outcome != "violated" and p_holds <= level:
         outcome = "holds"
-    # The ends of the interval: the outermost shares that a test does not reject.
+    # The interval ends at the outermost shares that the tests do not reject.
     ends = range(1, ENDS)
     return RiskMonitor(
         outcome=outcome,
@@ -162,7 +164,8 @@ def _p_value(
 ) -> float:
     """p-value of "the sum of `excess` over a cluster has a mean of at least 0".
 
-    `worst` is the largest such sum. `bets` are stakes, as shares of the one that it would take.
+    `worst` is the largest possible sum. `bets` are stakes, as shares of the stake that would lose
+    everything in a cluster with this sum.
     """
     sums, times = np.unique(np.bincount(codes, excess), return_counts=True)
     gains = np.log1p(-bets[:, None] / worst * sums) @ times

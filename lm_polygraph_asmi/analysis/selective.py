@@ -1,9 +1,9 @@
-"""Selective prediction: error rates of accepted answers if a user abstains by a score.
+"""Selective prediction: error rates of the accepted answers if a user abstains by a score.
 
-Source: sections "Deployment Payoff" and "The Confident-but-Fragile Split" of the paper and its
+Source: sections "Deployment Payoff" and "The Confident-but-Fragile Split" of the paper, and its
 appendix "Deployment Payoff: Full Analysis". In functions without `answers`, scores may be infinite,
-not NaN. MSP is that of LM-Polygraph, where higher = less confident. The confident answers are those
-up to its median.
+but not NaN. MSP is that of LM-Polygraph, where higher = less confident. The confident answers are
+those with an MSP up to its median.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ COVERAGES = (0.7, 0.8, 0.9)
 
 
 def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
-    """Area under the risk-coverage curve: error rate of the k accepted, averaged over k = 1 ... n.
+    """Area under the risk-coverage curve: error rate of the k most certain, averaged over all k.
 
     Lower = better, in [0, 1]. Equal scores count as their mean. Source: table "payoff-aurc" of the
     paper.
@@ -50,7 +50,7 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
 
 
 def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> Float[np.ndarray, " n"]:
-    """(n,) error rate of the k least uncertain answers, k = 1 ... n. Ties count as their mean.
+    """(n,) error rate of the k least uncertain answers for k = 1 ... n. Ties count as their mean.
 
     Example:
         >>> risk_coverage([0.1, 0.2, 0.9], wrong=[0, 0, 1]).round(2).tolist()
@@ -64,7 +64,7 @@ def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> Float[np.ndarray,
 
 
 def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) -> float:
-    """Error rate of the share `coverage`, in [0, 1], of least uncertain answers, at least one.
+    """Error rate of a share `coverage` in [0, 1] of the answers, the least uncertain, at least one.
 
     Example:
         >>> uncertainty, wrong = [0.1, 0.2, 0.3, 0.9], [0, 0, 1, 1]
@@ -85,9 +85,9 @@ class Quadrants:
     """Answers split at the medians of MSP and fragility.
 
     Attributes:
-        error_rate, count: (2, 2). The rows are confident and unconfident answers by MSP, the
-            columns robust and fragile ones.
-        gap: error rate of the confident-but-fragile minus that of the confident-robust.
+        error_rate, count: (2, 2). Rows: confident and unconfident answers by MSP. Columns: robust
+            and fragile answers.
+        gap: error rate of confident-fragile answers minus that of confident-robust ones.
     """
 
     error_rate: Float[np.ndarray, "2 2"]
@@ -98,9 +98,9 @@ class Quadrants:
 def _gap(
     counts: Int[np.ndarray, "b n"], high: Bool[np.ndarray, "#b n"], wrong: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, " b"]:
-    """(b,) error rate of the high rows minus that of the others, in samples of counts (b, n).
+    """(b,) error rate of the high rows minus that of the others, in samples with counts (b, n).
 
-    NaN if all rows are right or wrong, or all high or low.
+    NaN if all rows are right, all wrong, all high, or none high.
     """
     high = counts * high
     n, errors, n_high, of_high = counts.sum(1), counts @ wrong, high.sum(1), high @ wrong
@@ -112,10 +112,10 @@ def _gap(
 def confident_but_fragile(msp: ArrayLike, fragility: ArrayLike, answers: Labelled) -> Quadrants:
     """Error rates by confidence and fragility. NaN in an empty quadrant.
 
-    Medians are computed anew in every resample. A score at the median counts as confident or
-    robust, so with many ties the parts are not halves: see `Quadrants.count`. The gap is undefined
-    if the confident answers are all right, or all wrong.
-    Source: figure "confident-fragile" of the paper.
+    Medians are computed again in every resample. A score at the median counts as confident or
+    robust, so with many ties the parts are not halves (see `Quadrants.count`). The gap is undefined
+    if the confident answers are all right, or all wrong. Source: figure "confident-fragile" of the
+    paper.
 
     Args:
         fragility: score of Sem-ASMI, u_sem.
@@ -146,11 +146,12 @@ def confident_but_fragile(msp: ArrayLike, fragility: ArrayLike, answers: Labelle
 
 @dataclass(frozen=True)
 class TokenNull:
-    """Whether the effect on confident answers also holds for their tokens.
+    """Whether the effect on confident answers also appears in their tokens.
 
     Attributes:
-        gap: share of tokens in wrong answers above the median token score, minus that below.
-        auroc: of token scores against the answer's label. 0.5 = chance.
+        gap: error rate of tokens with a score above the median, minus that of the others. A token
+            is wrong if its answer is.
+        auroc: AUROC of token scores for the answer's label. 0.5 = chance.
     """
 
     gap: Interval
@@ -160,10 +161,10 @@ class TokenNull:
 def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labelled) -> TokenNull:
     """The confident-but-fragile gap of tokens, where a token has the label of its answer.
 
-    `token_scores` are n arrays (T,) of u_t. Both statistics are NaN if all confident answers are
-    right, or all wrong. The gap is also NaN if all their tokens have the same score. ValueError
-    also if no confident answer has a token.
-    Source: appendix "The Distinct-Signal Analysis" of the paper (no effect at the token level).
+    `token_scores`: n arrays (T,) of u_t. Both statistics are NaN if all confident answers are
+    right, or all wrong. The gap is also NaN if all their tokens have the same score. Raises
+    ValueError also if no confident answer has a token. Source: appendix "The Distinct-Signal
+    Analysis" of the paper (no effect at the token level).
 
     Example:
         >>> tokens = [np.array([0.1, 0.9])] * 20  # alike in right and in wrong answers
@@ -174,7 +175,8 @@ def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labe
     (msp,) = answers.columns(msp=msp)
     if len(token_scores) != len(answers):
         raise ValueError(
-            f"tokens of {len(token_scores)} answers for {len(answers)} labels: one each"
+            f"expected tokens for each of {len(answers)} labels, got them for {len(token_scores)} "
+            "answers"
         )
     confident = np.flatnonzero(msp <= np.median(msp)).tolist()
     lengths = [len(token_scores[i]) for i in confident]
@@ -194,7 +196,7 @@ def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labe
 def _confident_risk(
     msp: ArrayLike, by: ArrayLike, wrong: ArrayLike
 ) -> Float[np.ndarray, " confident"]:
-    """`risk_coverage` of the half most confident by MSP."""
+    """`risk_coverage` of the confident half by MSP, with the score `by`."""
     msp = np.asarray(msp, dtype=float)
     confident = msp <= np.median(msp)
     return risk_coverage(np.asarray(by)[confident], np.asarray(wrong)[confident])
@@ -202,14 +204,14 @@ def _confident_risk(
 
 @dataclass(frozen=True)
 class Filter:
-    """Abstaining in the confident half by u_sem, compared with another score.
+    """Abstaining on confident answers by u_sem, compared with another score.
 
     Attributes:
         confident: share of answers in the confident half. It is above 1/2 if many answers tie at
             the median of MSP.
         coverage: share of all answers that the filter accepts. It is 0.25 unless many answers tie.
         confident_error: error rate of the confident half, without abstaining.
-        by_fragility, by_other: error rate after the filter.
+        by_fragility, by_other: error rates after the filter.
         difference: the first minus the second; negative = u_sem is the better filter.
     """
 
@@ -226,7 +228,7 @@ def confident_filter(
 ) -> Filter:
     """Error rate of the confident half after abstaining on half of it, by fragility or `other`.
 
-    Source: table "payoff" of the paper, with entropy as the other score.
+    Source: table "payoff" of the paper, where the other score is entropy.
 
     Example:
         >>> msp, fragility, other = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0.5] * 40
@@ -278,14 +280,14 @@ def aurc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> I
 def filter_curve(
     msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: Sequence[float] | np.ndarray
 ) -> Float[np.ndarray, " m"]:
-    """Error rate of the half most confident by MSP, after abstaining on a share of it.
+    """Error rate of the confident half by MSP, after abstaining on shares of it.
 
     Source: figure "payoff" of the paper.
 
     Args:
-        by: (n,) score whose highest values are rejected.
-        abstain: (m,) shares of the confident half that are rejected, in [0, 1]. At least one
-            answer is kept.
+        by: (n,) score. The answers with the highest values are rejected.
+        abstain: (m,) shares of the confident half that are rejected, in [0, 1]. At least one answer
+            is kept.
 
     Example:
         >>> msp, by, wrong = [0] * 4 + [1] * 4, [1, 2, 3, 4] + [0] * 4, [0, 0, 0, 1] + [1] * 4
@@ -302,18 +304,18 @@ def global_selector(
     signal: ArrayLike,
     answers: Labelled,
 ) -> dict[float, tuple[float, float, Interval]]:
-    """Error rate of answers accepted by a logistic selector, with and without the signal.
+    """Error rate of the answers that a logistic selector accepts, with and without the signal.
 
-    For each of `COVERAGES`: the error rate without the signal, the one with it, and the second
-    minus the first. The selector is fitted out of fold.
-    Source: appendix "Deployment Payoff: Full Analysis" of the paper.
+    For each of `COVERAGES`: the error rate without the signal, the rate with it, and the second
+    minus the first. The selector is fitted out of fold. Source: appendix "Deployment Payoff: Full
+    Analysis" of the paper.
 
     Args:
         controls: (n, m), MSP and entropy.
         signal: (n,) score of Sem-ASMI, u_sem.
 
     Raises:
-        ValueError: also right or wrong answers in fewer than five clusters.
+        ValueError: also if fewer than five clusters have a right answer, or a wrong one.
 
     Example:
         >>> signal, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10

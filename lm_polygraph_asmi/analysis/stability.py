@@ -12,10 +12,10 @@ from lm_polygraph_asmi.analysis.prr import normalised_prr
 
 
 class Stability(NamedTuple):
-    """PRR over seeds of the masks, and how similarly they rank the answers.
+    """PRR over seeds of the masks, and how similarly the seeds rank the answers.
 
     Attributes:
-        mean, sd, low, high: of the PRR.
+        mean, sd, low, high: mean, standard deviation, minimum and maximum of the PRR.
         rank_correlation: mean Spearman correlation over pairs of seeds.
     """
 
@@ -27,9 +27,9 @@ class Stability(NamedTuple):
 
 
 def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
-    """Spearman correlation of two scores of the same answers. NaN if one is constant.
+    """Spearman correlation of two scores of the same answers; NaN if one is constant.
 
-    A score may be infinite, not NaN.
+    A score may be infinite, but not NaN.
 
     Example:
         >>> round(rank_correlation([1, 2, 3], [0.1, 0.2, 9.0]), 2)  # only the order counts
@@ -46,10 +46,10 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
-    """PRR and ranking of one score over seeds of the masks.
+    """PRR of one score over seeds of the masks, and how similarly the seeds rank the answers.
 
-    The scores (R, n) have a row for each of at least two seeds. They may be infinite, not NaN. PRR
-    is NaN if all answers are equally good. The rank correlation is NaN if a seed's scores are
+    `scores` (R, n) have one row for each of at least two seeds. They may be infinite, but not NaN.
+    PRR is NaN if all answers are equally good. The rank correlation is NaN if a seed's scores are
     constant. Source: table "stability" of the paper.
 
     Example:

@@ -1,7 +1,7 @@
-"""The console command `polygraph_asmi`, beside LM-Polygraph's own `polygraph_eval`.
+"""The console command `polygraph_asmi`, which complements LM-Polygraph's `polygraph_eval`.
 
-One file per command. These files import only click at the top; a command imports the rest when it
-runs, so that help and argument errors appear at once.
+There is one file per command. At the top, these files import only click. A command imports the rest
+when it runs, so that help and argument errors appear at once.
 """
 
 import logging
@@ -28,13 +28,14 @@ from lm_polygraph_asmi.heads.commands import COMMANDS
 
 
 class Main(click.Group):
-    """The command: wrong input and missing files end it with a sentence and exit status 1."""
+    """The command. Wrong input or a missing file ends it with a message and exit status 1."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Characters that a terminal's encoding lacks are replaced."""
-        if not sys.warnoptions:  # of other libraries, which users cannot fix
+        """Run the command. Characters that the terminal's encoding lacks are replaced."""
+        if not sys.warnoptions:  # hide warnings of other libraries, which users cannot fix
             warnings.simplefilter("ignore")
-            # PEFT imports it, and it says each time that an optional kernel is not installed.
+            # PEFT imports bitsandbytes, which always reports that an optional kernel is not
+            # installed.
             logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
@@ -45,7 +46,7 @@ class Main(click.Group):
         """See `click.Group.invoke`."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # the reader has gone, as after `| head`: click ends quietly
+        except BrokenPipeError:  # the pipe was closed, as by `| head`: click ends quietly
             raise
         except (OSError, ValueError) as error:
             raise click.ClickException(str(error)) from error
@@ -53,11 +54,11 @@ class Main(click.Group):
 
 @click.group("heads", commands=COMMANDS, short_help="The causal probe.")
 def heads() -> None:
-    """Test the paper's claims on heads: the causal probe."""
+    """Test the paper's claims on attention heads with the causal probe."""
 
 
 gate = click.Command(
-    "gate",  # the name of `monitor` in release 0.3
+    "gate",  # name of `monitor` in release 0.3
     params=monitor.params,
     callback=monitor.callback,
     help=monitor.help,

@@ -1,4 +1,4 @@
-"""`polygraph_asmi calibrate`: a threshold with a risk guarantee, from labelled answers."""
+"""`polygraph_asmi calibrate`: find a threshold with a risk guarantee from labelled answers."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -14,63 +14,64 @@ if TYPE_CHECKING:
 
 
 def once(_: Any, option: click.Parameter, values: tuple[str, ...]) -> str | None:
-    """The value of an option that may be given only once; click would take the last."""
+    """The value of an option that may be given only once. Click itself would take the last one."""
     if len(values) > 1:
         raise click.UsageError(f"{option.opts[0]} is given {len(values)} times: join the sheets")
     return values[0] if values else None
 
 
-@click.command(short_help="Threshold with a risk guarantee, from labels.")
+@click.command(short_help="Find a threshold with a risk guarantee from labels.")
 @click.argument("rows", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option("--risk", type=float, required=True, help="Error rate to guarantee, such as 0.1.")
 @click.option(
     "--signal",
-    help="Score to threshold: score, asmi, sem, adapt, msp, perplexity or entropy. best: the one "
-    "of the last three that accepts most. learned: learned from the labels; loads the model. "
-    "column:NAME: any score in ROWS, column:-NAME: a confidence. Default: the signal by which the "
-    "sheet is sorted, else best.",
+    help="Signal to threshold: score, asmi, sem, adapt, msp, perplexity or entropy; best: the one "
+    "of the last three that accepts most; learned: a score learned from the labels (loads the "
+    "model); column:NAME: any uncertainty in ROWS; column:-NAME: any confidence. Default: the "
+    "signal "
+    "that sorts the sheet, or else best.",
 )
 @click.option(
     "--largest",
     type=click.IntRange(min=1),
-    help="Most answers that a cluster may have later. Default: the most labelled answers of a "
-    "cluster in ROWS; with a sheet in order, the most scored ones.",
+    help="Most answers of one cluster in later use. Default: the most labelled answers of a "
+    "cluster in ROWS; with a sorted sheet, the most scored ones.",
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 @click.option(
     "--html", type=click.Path(dir_okay=False), help="HTML page to write, with a chart of the tests."
 )
 @click.option(
-    "--run", type=click.Path(exists=True), help="Finished benchmark run, in place of ROWS."
+    "--run", type=click.Path(exists=True), help="Finished benchmark run, instead of ROWS."
 )
 @click.option(
     "--labels",
     callback=once,
     multiple=True,
     type=click.Path(exists=True, dir_okay=False),
-    help="With ROWS: their sheet of `score --sheet`, with labels. If it is sorted, label it from "
-    "the top, as far as you like.",
+    help="With ROWS: their sheet from `score --sheet`, with labels. Label a sorted sheet from its "
+    "top, as far as you like.",
 )
 @click.option(
     "--unlabelled",
     type=click.Path(exists=True, dir_okay=False),
-    help="With ROWS: other scored rows, like later ones, without labels. Their scores become the "
-    "thresholds to test, so that the guarantee holds without any condition.",
+    help="With ROWS: other scored rows like later ones, without labels. Their scores are then the "
+    "thresholds to test, so that the guarantee needs no further condition.",
 )
 @click.option(
     "--confidence",
     default=0.95,
     show_default=True,
-    help="Minimum probability that the guarantee holds, over samples of labelled answers.",
+    help="Least probability, over samples of labelled answers, that the guarantee holds.",
 )
 @click.option(
     "--metric",
-    help="With --run: quality metric for the labels; default: AlignScore, else its first metric.",
+    help="With --run: quality metric of the labels. Default: AlignScore, or the first metric.",
 )
 @click.option(
     "--right-from",
     type=float,
-    help="Lowest quality of a correct answer; default: 0.5, of a quality between 0 and 1.",
+    help="Lowest quality of a correct answer. Default: 0.5, for a quality in [0, 1].",
 )
 def calibrate(
     rows: str | None,
@@ -82,12 +83,12 @@ def calibrate(
     metric: str | None,
     **asked: Any,
 ) -> None:
-    """Compute a threshold with a risk guarantee from labelled answers: of ROWS, or of --run.
+    """Find a threshold with a risk guarantee from labelled answers, in ROWS or in --run.
 
-    ROWS is a file of `score --out`, which names the model and the parameters. Labels are those of
-    the sheet --labels, or the fields `correct` (true or false) or `quality` (a number) of ROWS.
-    Rows without a label are left out and counted. Rows about one passage form a cluster, found by
-    their `context` or prompt, or named in `cluster`. Pass OUT to `decide --calibration`.
+    ROWS is a file from `score --out`, which records model and settings. Labels are read from the
+    sheet --labels, or from the fields `correct` (true or false) or `quality` (a number) of ROWS.
+    Rows without a label are left out and counted. Rows on the same passage form a cluster. Clusters
+    are found from `context` or prompt, or named in `cluster`. Pass OUT to `decide --calibration`.
     """
     from rich.console import Console
 
@@ -96,20 +97,22 @@ def calibrate(
     if Path(out).suffix != ".json":
         raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
     if html and Path(html).suffix.lower() not in (".html", ".htm"):
-        raise click.BadParameter(f"expected --html with a name in .html, got {html}")
+        raise click.BadParameter(f"--html: expected a file name that ends in .html, got {html}")
     if (rows is None) == (run is None):
         raise click.UsageError("expected either ROWS of labelled answers or a finished run (--run)")
     if (unlabelled or labels) if rows is None else metric:
-        raise click.UsageError("--metric needs --run, --unlabelled and --labels need ROWS")
+        raise click.UsageError("--metric needs --run; --unlabelled and --labels need ROWS")
     try:
         for written in filter(None, (out, html)):
             check_writable(written)
-        earlier = _in_order(out) if labels else None
+        earlier = _sorted_calibration(out) if labels else None
         if earlier is None:
             check_new(
                 out,
-                "name another file, or remove it. If it is of the same labels, each further "
-                "calibration lowers the confidence; choosing the best one voids the stated one",
+                "name another file, or remove it. If it was made from the same labels, each "
+                "further "
+                "calibration lowers the confidence, and choosing the best one voids the stated "
+                "confidence",
             )
         with Console(stderr=True).status("Calibrating"):
             if run is not None:
@@ -121,7 +124,7 @@ def calibrate(
 
                 asked |= {"labels": labels, "unlabelled": unlabelled or ()}
                 result = calibrate_rows(str(rows), **asked)
-        if earlier is not None and _basis(earlier) != _basis(result):
+        if earlier is not None and _comparable(earlier) != _comparable(result):
             check_new(
                 out,
                 "it was made from other labels, or with another risk, confidence or --largest: "
@@ -130,23 +133,23 @@ def calibrate(
         if html:
             write_whole(html, page_of(result))
         result.save(out)
-    except TypeError as error:  # others end every command
+    except TypeError as error:  # other errors are handled for all commands
         raise click.ClickException(str(error)) from error
     click.echo(f"{result}\nCalibration: {out}" + (f"\nPage: {html}" if html else ""))
 
 
-def _in_order(out: str) -> "Calibration | None":
-    """The calibration in a file if its labels were given in order: these may be looked at again."""
+def _sorted_calibration(out: str) -> "Calibration | None":
+    """The calibration in `out` if its labels were given in order, so that it may be updated."""
     from lm_polygraph_asmi.decisions.calibration import Calibration
 
     with suppress(OSError, ValueError):
-        found = Calibration.load(out)
-        return None if found.guarantee.labels is None else found
+        earlier = Calibration.load(out)
+        return None if earlier.guarantee.labels is None else earlier
     return None
 
 
-def _basis(calibration: "Calibration") -> tuple[Any, ...]:
-    """What another look at labels in order has in common with the one before."""
+def _comparable(calibration: "Calibration") -> tuple[Any, ...]:
+    """What calibrations must share for one to update the other with more labels in order."""
     rule = calibration.guarantee
     guarantee = rule.risk, rule.confidence, rule.answers, rule.largest, rule.labels is None
     return (calibration.name, calibration.signal, *guarantee)

@@ -11,7 +11,7 @@ from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.options import given_settings
 
 OPTIONS = (*LOADING, "structure")
-"""Options of `score` that say what the model is."""
+"""Options of `score` that determine how the model is loaded and which modules it has."""
 
 
 @click.command(
@@ -22,9 +22,10 @@ OPTIONS = (*LOADING, "structure")
 def check(model: str, **options: Any) -> None:
     """Compare masked passes of MODEL (folder, hub ID, or smollm2) with full forward passes.
 
-    At 60 % and 90 % of its depth, in both scopes, with eager attention, SDPA and, on a GPU that has
-    it, FlashAttention. Prints a table and a line to send with a report, as CSV: class, how heads
-    are found, passes of each scope, and what was compared. Exits with status 1 if a pass is wrong.
+    Passes are compared at 60 % and 90 % of the model's depth, in both scopes, with eager attention,
+    SDPA and, on a GPU that supports it, FlashAttention. Prints a table, and a line of CSV to send
+    with a report: class, how heads are found, passes of each scope, and what was compared. Exits
+    with status 1 if a pass is wrong.
     """
     from rich.console import Console
     from rich.table import Table
@@ -40,24 +41,26 @@ def check(model: str, **options: Any) -> None:
             scorer = Scorer(model, **loading, **given_settings(options))
             text = scorer.tokenizer(PROMPT * LONGEST, return_tensors="pt")["input_ids"][0]
             structure = scorer.config.structure
-            found, missing = compare_all(scorer.model, text[:LONGEST], structure)
-    except (TypeError, RuntimeError, FloatingPointError) as error:  # of the model
+            comparisons, unavailable = compare_all(scorer.model, text[:LONGEST], structure)
+    except (TypeError, RuntimeError, FloatingPointError) as error:  # raised by the model
         raise click.ClickException(str(error)) from error
     table = Table("attention", "layer", "scope", "passes", "difference", title=model)
-    for each in found:
+    for each in comparisons:
         difference = f"{each.difference:.1e}" + " WRONG" * (not each.right)
         table.add_row(each.attention, str(each.layer), each.scope, each.passes, difference)
-    for attention, why in missing.items():
+    for attention, why in unavailable.items():
         table.add_row(attention, "", "", why, "")
     Console().print(table, highlight=False)
-    used = [" or ".join(dict.fromkeys(e.passes for e in found if e.scope == s)) for s in SCOPES]
-    loaded, wrong = scorer.model, not all(each.right for each in found)
+    used = [
+        " or ".join(dict.fromkeys(e.passes for e in comparisons if e.scope == s)) for s in SCOPES
+    ]
+    loaded, wrong = scorer.model, not all(each.right for each in comparisons)
     releases = (f"{name} {release}" for name, release in packages().items())
     note = [
         f"{loaded.dtype} on {loaded.device.type}".removeprefix("torch."),
-        ", ".join(dict.fromkeys(each.attention for each in found)),
-        f"layers {', '.join(dict.fromkeys(str(each.layer) for each in found))}",
-        "WRONG: " * wrong + f"differs by {max(each.difference for each in found):.1e}",
+        ", ".join(dict.fromkeys(each.attention for each in comparisons)),
+        f"layers {', '.join(dict.fromkeys(str(each.layer) for each in comparisons))}",
+        "WRONG: " * wrong + f"differs by {max(each.difference for each in comparisons):.1e}",
         *releases,
     ]
     click.echo("The line for a report:")

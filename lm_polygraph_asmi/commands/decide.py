@@ -1,4 +1,4 @@
-"""`polygraph_asmi decide`: accept answers or abstain, by a calibration."""
+"""`polygraph_asmi decide`: accept answers, or abstain, by a calibration."""
 
 from collections import Counter
 from copy import copy
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.tables import Row
 
 SHOWN = 20
-"""Decisions that are printed; the file has all."""
+"""Number of decisions that are printed. The output file has all of them."""
 
 PARAMETERS = [copy(each) for each in score.params if each.name not in ("surest_first", "largest")]
-"""Options of `score`; none is required or has a default, since the calibration has the values."""
+"""Options of `score`. None is required or shows a default: the calibration has the values."""
 for option in PARAMETERS:
     if isinstance(option, click.Option):
         option.required = option.show_default = False
@@ -31,19 +31,19 @@ for option in PARAMETERS:
     "--calibration",
     required=True,
     type=click.Path(exists=True),
-    help="JSON file that `polygraph_asmi calibrate` wrote. Options left out have its values.",
+    help="JSON file from `polygraph_asmi calibrate`. It gives the values of options left out.",
 )
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
-    help="With --sheet: only so many accepted answers, drawn at random, to label for `monitor`.",
+    help="With --sheet: only this many accepted answers, drawn at random, to label for `monitor`.",
 )
 def decide(calibration: str, sample: int | None, **options: Any) -> None:
     """Accept answers to the prompts in ROWS_FILE, or abstain.
 
-    ROWS_FILE is as for `score`; model and parameters are the calibration's. Each row gets `accept`
-    (true, false, or null: no decision) and `reason`; --sheet writes a table to label for `monitor`.
-    By MSP, perplexity or entropy, no masked pass is run.
+    ROWS_FILE is as for `score`. Model and settings are the calibration's. Each row gets `accept`
+    (true; false; or null for no decision) and `reason`. With --sheet, a table is written that you
+    can label for `monitor`. If the signal is MSP, perplexity or entropy, no masked pass is run.
 
     Exits with status 1 if any row fails.
     """
@@ -58,7 +58,7 @@ def decide(calibration: str, sample: int | None, **options: Any) -> None:
     if column_of(loaded.signal)[0]:
         _decide_table(loaded, work)
         return
-    loaded.configured(explicit)  # raises for a parameter that differs
+    loaded.configured(explicit)  # raises ValueError if a setting differs from the calibration's
     work = work._replace(model=work.model or loadable(loaded.model))
 
     def opened() -> "ScoresRows":
@@ -70,7 +70,7 @@ def decide(calibration: str, sample: int | None, **options: Any) -> None:
 
 
 def _decide_table(calibration: "Calibration", work: Work) -> None:
-    """Decide by a column of the rows, into a new file. No model is loaded."""
+    """Decide by a column of the rows, and write a new file. No model is loaded."""
     from rich.console import Console
 
     from lm_polygraph_asmi.decisions.decision import Decision
@@ -88,7 +88,7 @@ def _decide_table(calibration: "Calibration", work: Work) -> None:
     if unused := [n for n in ("model", "answer", "chat", "html") if getattr(work, n)]:
         raise ValueError(f"{calibration.title} is in the rows: leave out --{', --'.join(unused)}")
     if not work.out:
-        raise ValueError("name a file for the decisions with --out")
+        raise ValueError("the decisions need an output file: name one with --out")
     work.check_files()
     check_new(work.out)
     rows = list(read_table(work.rows_file, [column_of(signal)[0]]))
@@ -96,20 +96,22 @@ def _decide_table(calibration: "Calibration", work: Work) -> None:
     with locked(work.out):
         file = Output(Path(work.out))
         for row in rows:
-            record, found, error = {"row": row.number, **row.content}, None, row.error
+            record, decision, error = {"row": row.number, **row.content}, None, row.error
             try:
-                found = None if error else calibration.decide(column_answer(record, signal))
+                decision = None if error else calibration.decide(column_answer(record, signal))
             except ValueError as failure:
                 error = str(failure)
-            if found is None:
+            if decision is None:
                 record["error"] = error
             else:
                 record |= {"correct": record.get("correct")} | {
-                    n: getattr(found, n) for n in DECIDED
+                    n: getattr(decision, n) for n in DECIDED
                 }
                 record["digest"] = Decision.digest(record)
             file.add(record)
-            summary.add(row, Outcome(row.number - 1, row.content.get("id"), found, error), errors)
+            summary.add(
+                row, Outcome(row.number - 1, row.content.get("id"), decision, error), errors
+            )
         file.finish()
     work.write_sheet()
     click.echo(f"{summary}\nResults: {work.out}")
@@ -126,7 +128,7 @@ class Decisions(Summary):
         self.shown: list[str] = []
 
     def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
-        """As in `Summary`; of the first row without a decision, also the reason, as a warning."""
+        """Count a row as `Summary` does. At the first row without a decision, print the reason."""
         super().add(row, outcome, errors)
         if (decision := outcome.result) is None:
             return
@@ -144,7 +146,7 @@ class Decisions(Summary):
 
 
 def larger_cluster(calibration: "Calibration", out: str) -> str:
-    """A warning if a cluster of a file has more answers than the guarantee allows, or empty."""
+    """A warning if a cluster of the file has more answers than the guarantee allows; or empty."""
     from lm_polygraph_asmi.decisions.labels import clusters_of
     from lm_polygraph_asmi.tables import read_table
 
@@ -157,6 +159,6 @@ def larger_cluster(calibration: "Calibration", out: str) -> str:
     if largest <= allowed:
         return ""
     return (
-        f"Warning: a cluster has {largest} answers, the guarantee allows {allowed}: it is void. "
-        f"Calibrate with --largest {largest}, or decide on fewer answers a cluster."
+        f"Warning: a cluster has {largest} answers, but the guarantee allows {allowed}, so it is "
+        f"void. Calibrate with --largest {largest}, or decide on fewer answers per cluster."
     )

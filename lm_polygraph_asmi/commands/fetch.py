@@ -1,18 +1,18 @@
-"""`polygraph_asmi fetch`: download all that a run needs."""
+"""`polygraph_asmi fetch`: download everything that a run needs."""
 
 import click
 
 
-@click.command(short_help="Download all that a run needs.")
+@click.command(short_help="Download everything that a run needs.")
 @click.argument("overrides", nargs=-1)
 @click.option("--config-name", required=True, help="Config of the run, as for polygraph_eval.")
 @click.option("--config-dir", type=click.Path(exists=True, file_okay=False), help="Your configs.")
 def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) -> None:
-    """Download models, rows and side models of a run where there is a connection.
+    """Download models, rows and side models of a run, on a machine with a connection.
 
-    OVERRIDES are those of polygraph_eval, with one value each: one job of a sweep is prepared. The
-    sizes are printed first. The run itself then works without a connection (HF_HUB_OFFLINE=1).
-    Exits with status 1 if something cannot be had; the rest is downloaded nevertheless.
+    OVERRIDES are those of polygraph_eval, with one value each, so one job of a sweep is prepared.
+    Sizes are printed first. After this, the run works without a connection (HF_HUB_OFFLINE=1).
+    Exits with status 1 if something could not be downloaded; everything else is downloaded.
     """
     from rich.console import Console
     from rich.filesize import decimal
@@ -20,13 +20,13 @@ def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) 
 
     from lm_polygraph_asmi.runs.compose import compose_run
 
-    composed = compose_run(config_name, config_dir, overrides)  # or an error before imports
+    composed = compose_run(config_name, config_dir, overrides)  # raises before slow imports
     from lm_polygraph_asmi.runs.checks import check_disk, read_plan
     from lm_polygraph_asmi.runs.needs import download
 
     console = Console()
     plan = read_plan(composed, rows=False)
-    faults = [fault for found in plan.faults.values() for fault in found]
+    faults = [fault for reasons in plan.faults.values() for fault in reasons]
     table = Table("needed", "by", "to download")
     for need in plan.needs:
         size = need.to_download
@@ -37,4 +37,4 @@ def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) 
     faults += read_plan(composed).faults.get("rows", [])
     if faults:
         raise ValueError("\n".join(dict.fromkeys(faults)))
-    console.print("All is on this machine.")
+    console.print("Everything is on this machine.")

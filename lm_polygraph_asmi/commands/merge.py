@@ -13,9 +13,9 @@ from lm_polygraph_asmi.validation import check_writable
 def merge(runs: tuple[str, ...], out: str) -> None:
     """Merge the shards of RUNS (manager files, or folders that are searched for them).
 
-    The merged manager file is the one that a single job over all rows would write, with metrics. A
-    single setting goes to OUT, several to OUT/MODEL/DATASET. Existing files are never overwritten.
-    Exits with status 1 if a setting could not be merged.
+    The merged manager file is the one that a single job over all rows would write, with its
+    metrics. A single setting is written to OUT, several to OUT/MODEL/DATASET. Existing files are
+    never overwritten. Exits with status 1 if a setting could not be merged.
     """
     from rich.console import Console
 

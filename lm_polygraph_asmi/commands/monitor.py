@@ -1,4 +1,4 @@
-"""`polygraph_asmi monitor`: test on newly labelled decisions whether a guarantee still holds."""
+"""`polygraph_asmi monitor`: test a guarantee on newly labelled decisions."""
 
 import sys
 from typing import Any
@@ -8,7 +8,7 @@ import click
 from lm_polygraph_asmi.files import to_json
 
 STATUS = {"holds": 0, "violated": 3, "inconclusive": 4}
-"""Outcome -> exit status; click uses 1 and 2."""
+"""Outcome -> exit status. Click itself uses 1 and 2."""
 
 
 @click.command(short_help="Test a guarantee on newly labelled decisions.")
@@ -18,14 +18,14 @@ STATUS = {"holds": 0, "violated": 3, "inconclusive": 4}
     "--labels",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False),
-    help="Sheet of `decide --sheet` with labels; once for each file.",
+    help="Sheet of `decide --sheet` with labels. Repeat the option for several files.",
 )
 @click.option(
     "--right-from",
     type=float,
-    help="Lowest quality of a correct answer; default: the calibration's, else 0.5 of 0 to 1.",
+    help="Lowest quality of a correct answer. Default: the calibration's, or else 0.5 in [0, 1].",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def monitor(
     calibration: str,
     labelled: tuple[str, ...],
@@ -35,9 +35,9 @@ def monitor(
 ) -> None:
     """Test the guarantee of CALIBRATION on new decisions with labels.
 
-    LABELLED are files of `decide --out`. Labels are those of the sheets --labels, or their own
-    fields `correct` (true or false) or `quality`. Abstained rows need no label; accepted ones
-    without a label are left out. Rows of several files are numbered as if in one file.
+    LABELLED are files of `decide --out`. Labels are read from the sheets --labels, or from the
+    files' own fields `correct` (true or false) or `quality`. Abstained rows need no label. Accepted
+    rows without a label are left out. Rows of several files are numbered as in one file.
 
     Exit status: 0 holds, 3 violated, 4 inconclusive; 1 and 2 are errors.
     """

@@ -1,26 +1,26 @@
-"""`polygraph_asmi plan`: number of masks, mask rate and cost before a run."""
+"""`polygraph_asmi plan`: number of masks, mask rate and cost, before a run."""
 
 import click
 
 from lm_polygraph_asmi.config import ASMIConfig, target_layer
 
 
-@click.command(short_help="Masks, mask rate and cost for a model.")
+@click.command(short_help="Number of masks, mask rate and cost for a model.")
 @click.option("--heads", required=True, type=click.IntRange(min=4), help="H, heads per layer.")
-@click.option("--layers", type=click.IntRange(min=2), help="L, number of layers, for the cost.")
+@click.option("--layers", type=click.IntRange(min=2), help="L, number of layers: prints the cost.")
 @click.option(
     "--depth",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=ASMIConfig.depth,
     show_default=True,
-    help="Masked layer: 0 is the first, 1 the last.",
+    help="Relative depth of the masked layer: 0 is the first layer, 1 the last.",
 )
 def plan(heads: int, layers: int | None, depth: float) -> None:
-    """Print the number of masks S and the mask rate p for a model with H heads, and the cost.
+    """Print the number of masks S, the mask rate p and the cost for a model with H heads.
 
-    S follows from the coverage bound (every head is masked at least once), p from the fidelity
-    bound (at most a quarter of the heads is masked at once), each with probability 0.95. These are
-    the defaults of the estimators.
+    S follows from the coverage bound: every head is masked at least once. p follows from the
+    fidelity bound: at most a quarter of the heads is masked at once. Each holds with probability
+    0.95. S and p are the defaults of the estimators.
     """
     from rich.console import Console
     from rich.table import Table

@@ -8,35 +8,35 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.validation import check_writable
 
 
-@click.command(short_help="The paper's tables and figures, from runs.")
+@click.command(short_help="The paper's tables and figures, from finished runs.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option(
     "--out", required=True, type=click.Path(file_okay=False), help="Folder for the report."
 )
-@click.option("--metric", help="Quality metric; default: AlignScore, else the first of each run.")
+@click.option("--metric", help="Quality metric. Default: AlignScore, or a run's first metric.")
 @click.option(
     "--depth",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=ASMIConfig.depth,
     show_default=True,
-    help="Relative depth to report; in a run without it, the nearest is used.",
+    help="Relative depth to report. If a run lacks it, the nearest depth is used.",
 )
-@click.option("--full", is_flag=True, help="All of the paper's tables and figures.")
+@click.option("--full", is_flag=True, help="Write all of the paper's tables and figures.")
 @click.option(
     "--format",
     "formats",
     multiple=True,
     type=click.Choice(["csv", "md", "tex", "svg", "pdf"]),
-    help="Also write tables or figures as such files; repeatable.",
+    help="Also write tables (csv, md, tex) or figures (svg, pdf) as files. Repeatable.",
 )
 def report(
     runs: tuple[str, ...], out: str, metric: str | None, depth: float, full: bool,
     formats: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Write a page on finished RUNS (folders or manager files): PRR, and its difference from MSP's.
+    """Write a page on finished RUNS (folders or manager files): PRR, and PRR minus that of MSP.
 
-    Runs over the same answers (other masks, K, scope or seeds) are shown together. Writes
-    OUT/index.html, its figures in OUT/figures, and tables as files in OUT/tables.
+    Runs over the same answers (with other masks, K, scope or seeds) are shown together. Writes
+    OUT/index.html with its figures in OUT/figures; with --format, also files in OUT/tables.
     """
     from joblib import cpu_count
     from rich.console import Console
@@ -47,7 +47,7 @@ def report(
     console = Console()
     check_writable(out, folder=True)
     groups = load_run_groups(runs, metric, depth)
-    # Imported late: it takes seconds, and the runs may be unreadable.
+    # Imported here, since the import takes seconds and the runs may be unreadable.
     from lm_polygraph_asmi.report import build_report
 
     progress = partial(track, console=console)

@@ -5,7 +5,7 @@ import click
 
 @click.command(short_help="PRR of every method of finished runs.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
-@click.option("--csv", "as_csv", is_flag=True, help="Print a line per run, metric and method.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV: a row per run, metric and method.")
 def results(runs: tuple[str, ...], as_csv: bool) -> None:
     """Show the PRR of every method of finished RUNS (folders or manager files)."""
     import pandas as pd

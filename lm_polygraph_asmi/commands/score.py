@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.tables import Row
 
 LOADING = ("gguf_file", "dtype", "device_map")
-"""Options that load the model."""
+"""Options on how to load the model."""
 SORTED = ("asmi", "sem", "msp", "perplexity", "entropy")
-"""Signals that every score has."""
+"""Signals that every score has, by which a sheet can be sorted."""
 MINUTE = 60.0
 
 
 @click.command()
 @click.argument("rows_file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--model", required=True, help="Folder, hub ID, or smollm2 (the demo's model).")
-@click.option("--gguf-file", help="GGUF file in the folder with the weights.")
+@click.option("--gguf-file", help="GGUF file in the model's folder that holds the weights.")
 @click.option("--dtype", default="auto", show_default=True, help="Data type: auto, float32, ...")
-@click.option("--device-map", help="Where to load the model: auto uses GPUs; default: CPU.")
-@click.option("--answer", help="Answer text; default: the model's greedy answer.")
+@click.option("--device-map", help='Devices for the model: "auto" uses GPUs. Default: CPU.')
+@click.option("--answer", help="Text of the answer. Default: the model's greedy answer.")
 @click.option("--chat", is_flag=True, help="Apply the chat template to text prompts.")
 @setting_options()
 @click.option(
     "--out",
     type=click.Path(dir_okay=False),
-    help="File for the results: .jsonl or .parquet. A run that was stopped resumes.",
+    help="File for the results: .jsonl or .parquet. If it exists, scoring resumes.",
 )
 @click.option(
     "--sheet",
     type=click.Path(dir_okay=False),
-    help="With --out: a new .csv for a person, to label the answers in its column `correct`.",
+    help="With --out: CSV file to write, in which people label answers in the column `correct`.",
 )
 @click.option(
     "--surest-first",
@@ -54,20 +54,20 @@ MINUTE = 60.0
 @click.option(
     "--largest",
     type=click.IntRange(min=1),
-    help="With --surest-first: most answers that a cluster may have later. Default: the most of a "
+    help="With --surest-first: most answers of one cluster in later use. Default: the most of a "
     "cluster in ROWS_FILE.",
 )
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
 def score(**options: Any) -> None:
     """Score answers to the prompts in ROWS_FILE.
 
-    ROWS_FILE is a text file (.txt) with one prompt; or JSON lines (.jsonl), CSV or Parquet with
-    `prompt` or `messages`, and optionally `answer`, `samples` and `id`, per row.
+    ROWS_FILE is a text file (.txt) with one prompt; or JSON lines (.jsonl), CSV or Parquet where
+    each row has `prompt` or `messages`, and optionally `answer`, `samples` and `id`.
 
     Exits with status 1 if any row fails.
     """
     work, loading, explicit = Work.of(options)
-    ASMIConfig().replace(**explicit)  # raises if out of range
+    ASMIConfig().replace(**explicit)  # raises ValueError if a setting is out of range
     from lm_polygraph_asmi.scoring.result import Score
 
     def opened() -> "ScoresRows":
@@ -79,7 +79,7 @@ def score(**options: Any) -> None:
 
 
 class Work(NamedTuple):
-    """The work of `score` and `decide` on a file of rows. The fields are their options."""
+    """What `score` or `decide` does with a file of rows. The fields are options of the command."""
 
     rows_file: str
     model: str
@@ -88,13 +88,13 @@ class Work(NamedTuple):
     out: str | None
     sheet: str | None
     html: str | None
-    surest_first: str | None = None  # of `score`
-    largest: int | None = None  # of `score`
-    sample: int | None = None  # of `decide`
+    surest_first: str | None = None  # only of `score`
+    largest: int | None = None  # only of `score`
+    sample: int | None = None  # only of `decide`
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> tuple["Work", dict[str, Any], dict[str, Any]]:
-        """Options of a command: the work, how to load the model, and the parameters given."""
+        """Split a command's options: the work, how to load the model, and the settings given."""
         fields = [name for name in cls._fields if name in options]
         work, loading = ({n: options.pop(n) for n in names} for names in (fields, LOADING))
         return cls(**work), loading, given_settings(options)
@@ -102,7 +102,7 @@ class Work(NamedTuple):
     def run(
         self, kind: type, opened: "Callable[[], ScoresRows]", summary: "Summary", title: str
     ) -> None:
-        """Check the files, open what scores or decides, run it on the rows, and print results."""
+        """Check the files, load the scorer or decider, run it on the rows, and print results."""
         from rich.console import Console
 
         from lm_polygraph_asmi.scoring.page import render
@@ -117,12 +117,12 @@ class Work(NamedTuple):
             if self.out:
                 unfinished = f"{self.out}.partial" if self.out.endswith(".parquet") else self.out
                 errors.print(
-                    f"Stopped. {summary.counts['scored']} rows were finished now and are in "
-                    f"{unfinished}: run the same command again to go on.",
+                    f"Stopped. {summary.counts['scored']} rows were finished in this run and are "
+                    f"in {unfinished}. To resume, run the same command again.",
                     highlight=False, soft_wrap=True,
                 )  # fmt: skip
             raise SystemExit(stop.args[0] if stop.args else 130) from None
-        except (TypeError, ImportError, RuntimeError) as error:  # of the model
+        except (TypeError, ImportError, RuntimeError) as error:  # raised by the model
             raise click.ClickException(str(error)) from error
         if self.html and results:
             write_whole(self.html, render([result.card for result in results], title))
@@ -144,7 +144,7 @@ class Work(NamedTuple):
         errors: Any,
         results: list[Any],
     ) -> None:
-        """Score the rows, into a file if one is named; keep results that are shown."""
+        """Score the rows, into the output file if there is one. Keep results that will be shown."""
         from rich.progress import Progress
 
         from lm_polygraph_asmi.scoring.output import score_file
@@ -166,7 +166,7 @@ class Work(NamedTuple):
                     seen(row, outcome)
 
     def write_sheet(self) -> None:
-        """The sheet of the results, if one is asked for."""
+        """Write the sheet of the results, if --sheet is given."""
         from lm_polygraph_asmi.scoring.sheet import write_sheet
         from lm_polygraph_asmi.tables import read_table
 
@@ -182,14 +182,14 @@ class Work(NamedTuple):
         click.echo(f"Sheet: {self.sheet}, rows: {sum(1 for _ in read_table(self.sheet))}")
 
     def _changed(self, content: dict[str, Any]) -> dict[str, Any]:
-        """A row with the answer of --answer, and as a chat with --chat."""
+        """A row with the text of --answer as its answer; with --chat, its prompt becomes a chat."""
         from lm_polygraph_asmi.scoring.rows import in_chat
 
         content = content if self.answer is None else content | {"answer": self.answer}
         return in_chat(content) if self.chat else content
 
     def check_files(self) -> None:
-        """Raise ValueError for a file that cannot be written, or options that do not fit."""
+        """Raise ValueError if a file cannot be written, or if options do not fit together."""
         for written in filter(None, (self.out, self.sheet, self.html)):
             check_writable(written)
         _refuse(
@@ -203,11 +203,11 @@ class Work(NamedTuple):
             ),
             (
                 self.html and Path(self.html).suffix.lower() not in (".html", ".htm"),
-                f"expected --html with a name in .html, got {self.html}",
+                f"--html: expected a file name that ends in .html, got {self.html}",
             ),
             (
                 self.sheet and Path(self.sheet).suffix.lower() != ".csv",
-                f"expected --sheet with a name in .csv, got {self.sheet}",
+                f"--sheet: expected a file name that ends in .csv, got {self.sheet}",
             ),
             (
                 self.largest and not self.surest_first,
@@ -226,7 +226,7 @@ class Work(NamedTuple):
             check_new(self.sheet, "it may have labels: name another file, or remove it")
 
     def _checked(self, kind: type) -> "list[Row]":
-        """The rows; ValueError if files or options do not fit, or `out` has other results."""
+        """The rows; ValueError if files or options do not fit, or if `out` has other results."""
         from lm_polygraph_asmi.scoring.output import check_out, fields_of
         from lm_polygraph_asmi.scoring.rows import checked, read_rows
 
@@ -243,11 +243,11 @@ class Work(NamedTuple):
             (not rows, f"{source} has no rows"),
             (
                 several and self.answer is not None,
-                f"--answer needs a single prompt, got {len(rows)} rows",
+                f"--answer needs a file with a single prompt, got {len(rows)} rows",
             ),
             (
                 several and not (self.out or self.html),
-                f"{source} has {len(rows)} rows: name a file with --out or --html",
+                f"{source} has {len(rows)} rows: name a file for the results with --out or --html",
             ),
         )
         if all(row.error for row in rows):
@@ -263,22 +263,22 @@ def _refuse(*cases: tuple[object, str]) -> None:
 
 
 def _sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[str, Any]]:
-    """A random sample of the accepted rows. It is the same each time, by hashes of the rows."""
+    """A random sample of the accepted rows. It depends on hashes, so it is the same each time."""
     from lm_polygraph_asmi.scoring.sheet import key_of
 
     accepted = [record for record in records if record.get("digest") and record.get("accept")]
-    return sorted(accepted, key=key_of)[:size]  # keys are hashes
+    return sorted(accepted, key=key_of)[:size]  # keys are hashes, so the order is random
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within, SIGTERM, which clusters and service managers send, stops as Ctrl-C does."""
+    """Inside the block, SIGTERM, which clusters and service managers send, acts as Ctrl-C."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt(128 + signal.SIGTERM)
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # only there can a signal be taken
+        yield  # only the main thread can handle signals
         return
     before = signal.signal(signal.SIGTERM, stop)
     try:
@@ -288,14 +288,14 @@ def stoppable() -> Iterator[None]:
 
 
 class Summary:
-    """Counts over all rows; no score stays in memory."""
+    """Counts over all rows. No score is kept in memory."""
 
     def __init__(self) -> None:
         self.counts = Counter({"scored": 0, "failed": 0, "with warnings": 0})
         self.start = self.printed = time.perf_counter()
 
     def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
-        """Count a row, and print its error; in a log, how many rows are done, once a minute."""
+        """Count a row and print its error. In a log, print once a minute how many rows are done."""
         self.counts["scored" if outcome.error is None else "failed"] += 1
         self.counts["with warnings"] += outcome.error is None and bool(outcome.result.warnings)
         if outcome.error is not None:

@@ -1,7 +1,7 @@
 """From labelled answers to decisions: accept an answer, or abstain.
 
-The examples here start with a prompt, and a calibration on eight answers of
-SmolLM2-135M-Instruct, by MSP:
+The examples here start with a prompt, and with a calibration by MSP on eight answers of
+SmolLM2-135M-Instruct:
 
 >>> import pandas as pd
 >>> from lm_polygraph_asmi import Scorer, score_file

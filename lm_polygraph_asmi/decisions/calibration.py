@@ -1,4 +1,4 @@
-"""`Calibration`: a threshold from labelled answers, for later answers of the same model."""
+"""`Calibration`: a threshold found on labelled answers, for later answers of the same model."""
 
 import json
 import math
@@ -29,22 +29,23 @@ MACHINE = {
     "weights": "weights or their precision differ",
     "tokenizer": "tokenizer, chat template or end tokens differ",
 }
-"""Fields of the settings that are hashes of the model, and what a difference means."""
+"""Settings that are hashes of the model, and what it means if they differ."""
 HASHED = MACHINE | {
     "system": "the system message differs",
     "template": "tools or chat_template_kwargs differ",
 }
 REVISION = ("model", "revision", "attention_in_use", "prompt_format", *HASHED)
-"""What identifies a model and the form of its prompts."""
+"""Settings that identify the model and the form of its prompts."""
 OPTIONAL = (*HASHED, "attention_in_use", "layer", "samples", "stop")
-"""Settings that a calibration may lack: its answers differ in them, or a run does not know them."""
+"""Settings that a calibration may lack, because its answers differ in them or because a run does
+not record them."""
 USUAL_SAMPLING = "LM-Polygraph's defaults"
-"""The setting `sampling` of samples that `score` draws; the temperature is a setting of its own."""
+"""Value of `sampling` if `score` draws the samples. The temperature is a setting of its own."""
 COPIED = ("prompt", "answer", "ids", "prompt_tokens", "settings", "model")
-"""Fields that a decision copies from its answer."""
+"""Fields that a decision copies from the answer."""
 UNKNOWN = "unknown"
 FEW_CLUSTERS = 50
-"""With fewer clusters of labelled answers, the calibration warns."""
+"""With fewer clusters of labelled answers than this, the calibration warns."""
 
 
 @cache
@@ -53,7 +54,7 @@ def _revision(model: str) -> str:
 
 
 def config_of(settings: Mapping[str, Any]) -> ASMIConfig:
-    """The saved parameters, to score other answers alike, without those of the machine."""
+    """The saved settings for scoring other answers alike, without those of the machine."""
     machine = ASMIConfig.names("machine")
     return ASMIConfig.from_dict({n: v for n, v in settings.items() if n not in machine})
 
@@ -61,18 +62,18 @@ def config_of(settings: Mapping[str, Any]) -> ASMIConfig:
 class RankedSignal(NamedTuple):
     """How well a signal ranks errors, with intervals over clusters."""
 
-    prr: Interval  # 1 = errors first, 0 = chance, negative = worse than chance
+    prr: Interval  # 1 = all errors come first, 0 = chance, negative = worse than chance
     auroc: Interval  # 0.5 = chance
 
 
 class Sample(NamedTuple):
-    """The labelled answers that made a calibration, as its tests read them."""
+    """The answers of a calibration, as its tests read them."""
 
-    values: Float[np.ndarray, " n"]  # of the deciding signal, higher = more uncertain
-    wrong: Float[np.ndarray, " n"]  # 1: wrong, 0: right, NaN: no label, in a sheet in order
+    values: Float[np.ndarray, " n"]  # the deciding signal, higher = more uncertain
+    wrong: Float[np.ndarray, " n"]  # 1: wrong, 0: right, NaN: no label (in a sorted sheet)
     clusters: Sequence[str]
-    unlabelled: Float[np.ndarray, " m"] | None = None  # scores of other answers, to test
-    chose: Bool[np.ndarray, " n"] | None = None  # True: learned from, so not used in the test
+    unlabelled: Float[np.ndarray, " m"] | None = None  # values of other answers: thresholds to test
+    chose: Bool[np.ndarray, " n"] | None = None  # True: learns, so does not test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,65 +85,67 @@ class Calibration:
         (True, 8, 'msp')
     """
 
-    name: str = "labelled answers"  # or the name of their file, or of the run
-    signal: str  # the one that decides, a key of `scoring.signals.SIGNALS`
+    name: str = "labelled answers"  # or the name of the file, or of the run
+    signal: str  # the signal that decides, a key of `scoring.signals.SIGNALS`
     guarantee: RiskThreshold
     n: int  # number of answers
-    signals: dict[str, RankedSignal]  # title of a signal -> how well it ranks the errors
+    signals: dict[str, RankedSignal]  # title of a signal -> how well it ranks errors
     errors: int
     label_source: str  # "their labels", or the quality metric of a run
-    model: str  # its name
-    settings: dict[str, Any]  # those that all answers share
-    prompt_tokens: list[float]  # (n,) lengths of the prompts, ascending; empty if not saved
-    question_digests: list[str]  # see `digests_of`; `monitor` refuses these questions
-    learned: LearnedScore | None = None  # if it is the signal; the log-odds of an error
-    learning: str = ""  # of "learned": whether a score was learned, and what it gains
-    following: str = ""  # of a sheet in order: what to label next
-    left_out: str = field(default="", compare=False)  # how many rows were left out, in words
-    right_from: float | None = None  # lowest quality of a right answer; None: 0.5 of 0 to 1
-    sample: Any = field(default=None, compare=False, repr=False)  # a `Sample`; it is not saved
+    model: str  # name of the model
+    settings: dict[str, Any]  # settings that all answers share
+    prompt_tokens: list[float]  # (n,) lengths of the prompts, ascending; empty if unknown
+    question_digests: list[str]  # of `digest_of_texts`; `monitor` rejects these questions
+    learned: LearnedScore | None = None  # for signal "learned": gives the log-odds of an error
+    learning: str = ""  # for "learned": whether a score was learned, and what it gains
+    following: str = ""  # for an ordered sheet: what to label next
+    left_out: str = field(default="", compare=False)  # how many rows were left out, and why
+    right_from: float | None = None  # lowest quality of a right answer; None: 0.5 in [0, 1]
+    sample: Any = field(default=None, compare=False, repr=False)  # a `Sample`, which is not saved
 
     def __post_init__(self) -> None:
-        signal_of(self.signal)  # raises for an unknown one
+        signal_of(self.signal)  # raises ValueError for an unknown signal
 
     @property
     def title(self) -> str:
-        """The signal in sentences, such as "MSP"."""
+        """Name of the signal in sentences, such as "MSP"."""
         return signal_of(self.signal).title
 
     @property
     def made_with(self) -> dict[str, Any]:
-        """Fields that all decisions by this calibration share."""
+        """Fields that all decisions of this calibration have in common."""
         rule = self.guarantee
         return {"calibration": self.name, "signal": self.signal, "threshold": rule.threshold}
 
     @property
     def config(self) -> ASMIConfig:
-        """The parameters, to score other answers alike, without those of the machine."""
+        """The settings for scoring other answers in the same way, without those of the machine."""
         return config_of(self.settings)
 
     def configured(self, settings: Mapping[str, Any]) -> ASMIConfig:
-        """The config to decide with: parameters left out are the calibration's.
+        """The config to decide with. Settings that are left out are the calibration's.
 
-        ValueError: a parameter differs on which the signal depends. TypeError: an unknown one.
+        Raises ValueError: a setting on which the signal depends differs. Raises TypeError: a
+        setting is unknown.
         """
-        derived = ("num_masks", "mask_rate")  # None: from the model's heads, as in the calibration
+        derived = ("num_masks", "mask_rate")  # None: derived from the model, as in the calibration
         given = {n: v for n, v in settings.items() if not (v is None and n in derived)}
         config = self.config.replace(**given)
         there, here = (self._key(each.to_dict()) for each in (self.config, config))
-        if differences := [_differ(n, there[n], here[n]) for n in there if there[n] != here[n]]:
+        if differences := [_difference(n, there[n], here[n]) for n in there if there[n] != here[n]]:
             raise ValueError(
                 f"parameters differ from the calibration {self.name} ({'; '.join(differences)}): "
-                "leave them out to use the calibration's, or pass a calibration made with them"
+                "leave them out to use the calibration's, or pass a calibration that was made "
+                "with them"
             )
         return config
 
     def _key(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that must be equal for a decision: of the signal, the model, and prompts."""
+        """Settings that must be equal for a decision: of the signal, the model and the prompt."""
         needed = signal_of(self.signal).settings
         key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
         more = [*REVISION, *(n for n in ("layer", "samples") if n in needed)]
-        if self.signal == "adapt":  # also of its samples
+        if self.signal == "adapt":  # it also depends on how the samples were drawn
             more += ["max_new_tokens", "temperature", "sampling"]
             if settings.get("samples") == "drawn":
                 settings = {**settings, "sampling": USUAL_SAMPLING}
@@ -150,10 +153,10 @@ class Calibration:
         return known | {name: settings[name] for name in more if name in settings}
 
     def differences(self, settings: Mapping[str, Any]) -> list[str]:
-        """In what an answer differs from the calibration's, in words; empty: it can be decided on.
+        """How an answer differs from the calibration's ("there"); empty if it can be decided on.
 
-        `settings` are `compared_settings` of a `Score` or an `UnmaskedAnswer`. Only settings on
-        which the signal depends are compared: masks do not change MSP.
+        `settings`: `compared_settings` of a `Score` or an `UnmaskedAnswer`. Only settings on which
+        the signal depends are compared: for example, masks do not change MSP.
         """
         there = self._key({**self.settings, "model": Path(self.model).name})
         here = self._key({**settings, "model": Path(settings.get("model", "")).name})
@@ -163,32 +166,32 @@ class Calibration:
         unnamed = [
             n for n in NAMES if n not in counted or {"", UNKNOWN} & {there.get(n), here.get(n)}
         ]
-        found = [
-            _differ(name, there[name], here[name])
+        differing = [
+            _difference(name, there[name], here[name])
             for name in there
             if name in here and there[name] != here[name] and name not in unnamed
         ]
-        found += [
+        differing += [
             f"{name} not recorded there: make it again: {COMMAND}"
             for name in here
             if name not in (*there, *OPTIONAL)
         ]
-        found += [
+        differing += [
             f"{name} not recorded here: use `decide`"
             for name in MACHINE
             if name in there and name not in here
         ]
         ends = self.settings.get("answer_ends", ())
         if ends and (end := settings.get("answer_end", ends[0])) not in ends:
-            found.append(f"answers {' or '.join(ends)} there, {end} here")
-        return found
+            differing.append(f"answers {' or '.join(ends)} there, {end} here")
+        return differing
 
     def decide(self, answer: Score | UnmaskedAnswer) -> Decision:
-        """Decide on a `Score`, or on an `UnmaskedAnswer` if the signal needs no masked pass."""
+        """Decide on a `Score`; or on an `UnmaskedAnswer`, if the signal needs no masked pass."""
         signals = self._signals(answer)
         value = signals.get(self.signal)
         accept, reason = self._verdict(answer, value)
-        unlike = self._unlike(answer.prompt_tokens) if accept else []
+        unlike = self._length_warning(answer.prompt_tokens) if accept else []
         return Decision(
             accept=accept,
             reason=reason,
@@ -206,7 +209,7 @@ class Calibration:
     def _verdict(
         self, answer: Score | UnmaskedAnswer, value: float | None
     ) -> tuple[bool | None, str]:
-        """Whether to accept, None: no decision; and why, in a sentence."""
+        """Whether to accept (None: no decision), and a sentence that says why."""
         rule, title, unit = self.guarantee, self.title, unit_of(self.signal)
         if not answer.answered:
             return None, EMPTY
@@ -227,25 +230,25 @@ class Calibration:
         return False, f"Abstain: {title} {value:.4g}{unit} is above {rule.threshold:.4g}."
 
     def _signals(self, answer: Score | UnmaskedAnswer) -> dict[str, float]:
-        """The answer's signals, and the learned one if the answer has its features."""
+        """The answer's signals, with the learned one if the answer has its features."""
         features = getattr(answer, "features", None)
         if self.learned is None or not features:
             return answer.signals
         (value,) = self.learned({name: values[None] for name, values in features.items()})
         return answer.signals | {LEARNED: float(value)}
 
-    def _unlike(self, tokens: int) -> list[str]:
-        """A warning if the prompt is shorter or longer than all prompts of the calibration."""
+    def _length_warning(self, tokens: int) -> list[str]:
+        """A warning if the prompt is shorter or longer than every prompt of the calibration."""
         lengths = self.prompt_tokens
         if not lengths or lengths[0] <= tokens <= lengths[-1]:
             return []
         return [
-            f"The prompt has {tokens} tokens, the calibration's {lengths[0]:g} to "
+            f"The prompt has {tokens} tokens, but those of the calibration have {lengths[0]:g} to "
             f"{lengths[-1]:g}: abstain to be safe."
         ]
 
     def save(self, path: str | Path) -> None:
-        """Write or replace it as JSON; ValueError if another program is writing this file."""
+        """Write or replace a JSON file. ValueError if another program is writing the file."""
         from pydantic_core import to_json
 
         fields = {name: value for name, value in vars(self).items() if name != "sample"}
@@ -254,7 +257,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | Path) -> "Calibration":
-        """Read what `save` or `polygraph_asmi calibrate` wrote; ValueError: another kind of file.
+        """Read what `save` or `polygraph_asmi calibrate` wrote; ValueError for other files.
 
         The message names the command that makes a calibration.
         """
@@ -262,8 +265,8 @@ class Calibration:
 
         if not isinstance(path, str | Path) or Path(path).suffix != ".json":
             raise ValueError(
-                f"calibration: expected a Calibration or a .json file, got {str(path)!r:.80}. Make "
-                f"one of labelled rows or a finished run: {COMMAND}"
+                f"calibration: expected a Calibration or a .json file, got {str(path)!r:.80}. "
+                f"Make one from labelled rows or a finished run: {COMMAND}"
             )
         try:
             content = read_json(path)
@@ -282,7 +285,7 @@ class Calibration:
             ) from error
 
     def promise(self) -> Iterator[str]:
-        """Lines: the guarantee, the labels behind it, and the share of answers it accepts."""
+        """Lines on the guarantee, its labels, and the share of answers that it accepts."""
         rule, unit, accepted = self.guarantee, unit_of(self.signal), "Accepts: nothing."
         if rule.threshold is None:
             yield (
@@ -313,7 +316,7 @@ class Calibration:
             yield self.following
 
     def __str__(self) -> str:
-        """All results, as `polygraph_asmi calibrate` prints them."""
+        """All results, in the form that `polygraph_asmi calibrate` prints."""
         lines = [*self.promise()]
         if self.signals:
             width = max(map(len, self.signals))
@@ -330,11 +333,11 @@ def _digest(content: Mapping[str, Any]) -> str:
     return short_hash(json.dumps(content, sort_keys=True))
 
 
-def _differ(name: str, there: Any, here: Any) -> str:
+def _difference(name: str, there: Any, here: Any) -> str:
     return HASHED.get(name, f"{name} {there!r} there, {here!r} here")
 
 
 def interval_text(interval: Interval) -> str:
-    """A value with its interval, in two digits."""
+    """A value with its interval, rounded to two decimals."""
     shown = f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
     return shown.replace("nan", "?")

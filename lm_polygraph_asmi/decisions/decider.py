@@ -1,4 +1,4 @@
-"""`Decider` decides on many answers with one model and a calibration; `decide`, on one answer."""
+"""`Decider` decides on many answers with one model and calibration; `decide` on one answer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 class Decider:
-    """A model with a calibration, to decide on many answers: accept or abstain.
+    """A model with a calibration, which decides on many answers: accept or abstain.
 
-    `model` and `settings` are as for `Scorer`; parameters left out are the calibration's. `model`
-    may also be a `Scorer`, then without `settings`. ValueError if a parameter differs on which the
-    deciding signal depends. No masked pass is run unless the signal is a score of ASMI.
+    `model` and `settings` are as for `Scorer`; settings that are left out are the calibration's.
+    `model` may also be a `Scorer`; then there are no `settings`. Raises ValueError: a setting on
+    which the signal depends differs from the calibration's. Masked passes are run only if the
+    signal is a score of ASMI.
 
     Example:
         >>> decider = Decider("smollm2", calibration)
@@ -47,7 +48,7 @@ class Decider:
         self.calibration = calibration
         if isinstance(model, Scorer):
             if settings:
-                raise ValueError("a Scorer has its parameters: leave those of the Decider out")
+                raise ValueError("a Scorer has its own settings: leave those of the Decider out")
             calibration.configured(model.config.to_dict() | {"stop": model.config.stop or ()})
             self.scorer = model
             return
@@ -63,28 +64,28 @@ class Decider:
     ) -> Decision:
         """Decide on one answer; see `lm_polygraph_asmi.decide`."""
         scorer, signal = self.scorer, signal_of(self.calibration.signal)
-        with scoring_session(scorer.model):  # the model's state is read once
-            found: Any = (
+        with scoring_session(scorer.model):  # one session, so the model's state is read once
+            scored: Any = (
                 scorer.score(prompt, answer, samples, **template)
                 if signal.masked
                 else scorer.read(prompt, answer, signal.states, **template)
             )
             if any(name in self.calibration.settings for name in MACHINE):
-                found = replace(found, settings=found.settings | scorer.fingerprints())
-        return self.calibration.decide(found)
+                scored = replace(scored, settings=scored.settings | scorer.fingerprints())
+        return self.calibration.decide(scored)
 
     def score_many(
         self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
     ) -> Iterator[Outcome]:
-        """Decide on rows as they arrive; arguments as of `Scorer.score_many`."""
+        """Decide on rows as they arrive. For the arguments, see `Scorer.score_many`."""
         return outcomes(self.decide, rows, on_error, id_field)
 
     def known_fingerprints(self) -> dict[str, str]:
-        """As of `Scorer.known_fingerprints`."""
+        """See `Scorer.known_fingerprints`."""
         return self.scorer.known_fingerprints()
 
     def differences(self, row: Mapping[str, Any]) -> list[str]:
-        """What a decision that was written does not share with those of this calibration."""
+        """How a written decision ("there") differs from decisions made here, in words."""
         made_with = self.calibration.made_with.items()
         others = [name for name, value in made_with if row.get(name) != value]
         return [*others, *self.scorer.differences(row)]
@@ -100,10 +101,10 @@ def decide(
     samples: Sequence[Answer] | None = None,
     **settings: Any,
 ) -> Decision:
-    """Accept an answer, or abstain, by a calibration or the path of one.
+    """Accept an answer, or abstain, with a calibration or the path of one.
 
-    Other arguments are as for `score`; parameters left out are the calibration's. Many rows:
-    `Decider`. Raises as `score` and `Decider`.
+    Other arguments are as for `score`; settings that are left out are the calibration's. To decide
+    on many rows, use `Decider`. Raises the errors of `score` and `Decider`.
 
     Example:
         >>> decision = decide("smollm2", prompt, " Edda Holm", calibration=calibration)

@@ -1,4 +1,4 @@
-"""`Decision`: accept one answer, or abstain, by a calibration."""
+"""`Decision`: a calibration's decision to accept one answer, or to abstain."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,13 +12,13 @@ from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.signals import column_of, signal_of, unit_of
 
 EMPTY = "No decision: the answer is empty."
-"""The `reason` for a blank answer, which is never accepted."""
+"""The `reason` if the answer is blank. Such an answer is never accepted."""
 WORDS = {True: "accept", False: "abstain", None: "no decision"}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Decision:
-    """Accept an answer, or abstain: the decision of a calibration, by its signal.
+    """A calibration's decision to accept an answer or to abstain, by its signal.
 
     Example:
         >>> decision = decider.decide(prompt, " Edda Holm")
@@ -26,22 +26,22 @@ class Decision:
         ('msp', None, None, 'No threshold by MSP')
     """
 
-    accept: bool | None  # True: accept; False: abstain; None: no decision, so abstain
-    reason: str  # of `accept`, in a sentence
+    accept: bool | None  # True: accept; False: abstain; None: no decision, so abstain, too
+    reason: str  # a sentence that explains `accept`
     signal: str  # key of `scoring.signals.SIGNALS`
-    value: float | None  # of the signal, nats, higher = more uncertain; None: unknown
-    signals: dict[str, float]  # all that were computed, as of `Score.signals`
-    threshold: float | None  # the largest value that is accepted, nats; None: there is none
-    warnings: tuple[str, ...]  # of prompt or answer
+    value: float | None  # value of the signal, nats, higher = more uncertain; None: unknown
+    signals: dict[str, float]  # all signals that were computed, as in `Score.signals`
+    threshold: float | None  # largest value that is accepted, nats; None: there is no threshold
+    warnings: tuple[str, ...]  # problems of prompt or answer
     prompt: str | list[dict[str, Any]]  # text or messages
     answer: str | list[int]  # as passed, text or token ids; or the model's greedy answer as text
-    text: str  # the answer's tokens as text, the end included
-    ids: tuple[int, ...]  # token ids of the answer, its end included
+    text: str  # the answer's tokens as text, with those that end it
+    ids: tuple[int, ...]  # the answer's token ids, with those that end it
     prompt_tokens: int | None
     settings: dict[str, Any]
     model: str
-    calibration: str  # its name
-    score: Score | None  # None where the decision needed no masked pass
+    calibration: str  # name of the calibration
+    score: Score | None  # None if the decision needed no masked pass
 
     def __repr__(self) -> str:
         return f"Decision({self.word}, {self._number}, answer={self.answer!r})"
@@ -64,11 +64,11 @@ class Decision:
 
     @property
     def sentences(self) -> list[str]:
-        """The reason of the decision, and warnings."""
+        """The reason for the decision, and the warnings."""
         return [self.reason, *self.warnings]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields and derived values as plain values, for JSON."""
+        """All fields and derived values as plain values for JSON."""
         content = asdict(replace(self, score=None))
         content["score"] = self.score and self.score.to_dict()
         content |= {"unit": "nats", "sentences": self.sentences}
@@ -76,16 +76,16 @@ class Decision:
 
     @staticmethod
     def digest(line: Mapping[str, Any]) -> str:
-        """Hash of what a written row says of the answer, of the calibration and of the result."""
+        """Hash of a written row: of its answer, its calibration, and its decision."""
         names = ("signal", "value", "accept", "threshold", "reason", "calibration")
         result = [line.get(name) for name in names]
-        if column_of(str(line.get("signal")))[0]:  # its question may be known by the id alone
+        if column_of(str(line.get("signal")))[0]:  # the id may replace the question
             result.append(line.get("id"))
         return digest_of({**line, "score": result, "msp": None})
 
     @property
     def card(self) -> Card:
-        """The decision on a page."""
+        """The decision as a card of a page."""
         return Card(
             heading=f"{self.word.capitalize()}: {self._number}",
             prompt=self.prompt,
@@ -97,7 +97,7 @@ class Decision:
         )
 
     def to_html(self, title: str = "Decision on an answer") -> str:
-        """A self-contained HTML page; with a score, tokens are shaded by fragility."""
+        """A self-contained HTML page. If there is a score, tokens are shaded by fragility."""
         return render([self.card], title)
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""The fit for rows and runs alike: signals and labels in, a `Calibration` out."""
+"""Make a `Calibration` from signals and labels, both for rows and for runs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,18 +20,18 @@ from lm_polygraph_asmi.validation import check_at_least_one
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """Options of a calibration; ValueError for a value that none can have.
+    """Options of a calibration. Raises ValueError for an impossible value.
 
     Args:
         risk: largest error rate among accepted answers, in (0, 1); see `risk_threshold`.
         confidence: probability, over samples of labelled answers, that the guarantee holds.
-        signal: the score to threshold, a key of `SIGNALS`; "score": that of the method;
-            "column:NAME" or "column:-NAME": any score in the rows; "best": of MSP, perplexity and
-            entropy, each tested at a third of the level; "learned": a score that is learned on half
-            of the clusters.
-        largest: most answers of a later cluster; None: the most of a cluster here.
-        right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
-        resamples: bootstrap resamples for the intervals of PRR and AUROC.
+        signal: the signal to threshold. A key of `SIGNALS`; "score" for the score of the method;
+            "column:NAME" or "column:-NAME" for any score in the rows; "best" to choose among
+            MSP, perplexity and entropy, each tested at a third of the level; or "learned" for a
+            score that is learned on half of the clusters.
+        largest: most answers of one cluster in later use; None: the most of one cluster here.
+        right_from: lowest quality of a right answer. None: 0.5, and qualities are in [0, 1].
+        resamples: number of bootstrap resamples for the intervals of PRR and AUROC.
     """
 
     risk: float
@@ -43,13 +43,13 @@ class CalibrationOptions:
 
     def __post_init__(self) -> None:
         if self.signal not in ("best", "score"):
-            signal_of(self.signal)  # raises for an unknown one
+            signal_of(self.signal)  # raises ValueError for an unknown signal
         check_guarantee(self.risk, self.confidence)
         check_at_least_one("resamples", self.resamples)
 
 
 def rank_signals(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, RankedSignal]:
-    """PRR and AUROC of signals on the same answers, by name."""
+    """PRR and AUROC of several signals on the same answers, by the signal's name."""
     columns = dict(zip(scores, answers.columns(**scores), strict=True))
     prr, _ = prr_intervals(columns, answers.resampled(answers.resamples or RESAMPLES))
     return {
@@ -66,7 +66,10 @@ def best_threshold(
     unlabelled: Mapping[str, Float[np.ndarray, " m"]] = {},
     largest: int | None = None,
 ) -> tuple[str, RiskThreshold]:
-    """The signal that accepts most, and its threshold; each is tested at a part of the level."""
+    """The signal that accepts most answers, and its threshold.
+
+    Each of the k signals is tested at 1 / k of the level.
+    """
     level = (1 - confidence) / len(columns)
     rules = {
         name: risk_threshold(
@@ -87,13 +90,13 @@ def fit(
     unlabelled: Mapping[str, Float[np.ndarray, " m"]] = {},
     **about: Any,
 ) -> Calibration:
-    """Fit the threshold on answers that are not blank.
+    """Choose a threshold on answers that are not blank.
 
     Args:
         columns: signal -> values, nats, higher = more uncertain.
         answers: labels and clusters of the same answers.
         asked: `signal` is one of `columns`, "best" or "learned".
-        features: returns what "learned" reads, (n, width) by group.
+        features: returns the inputs of "learned": group -> (n, width).
         unlabelled: the same signals of other answers, whose values are the thresholds to test.
         about: other fields of `Calibration`.
     """
@@ -103,7 +106,9 @@ def fit(
     chose = None
     if signal == LEARNED:
         if unlabelled:
-            raise ValueError("a learned score takes no unlabelled rows: name another signal")
+            raise ValueError(
+                "a learned score cannot use unlabelled rows: leave them out, or name another signal"
+            )
         simple = {kind: columns[kind] for kind in columns if not signal_of(kind).masked}
         choice = learned_threshold(features(), simple, answers, risk, confidence, largest=largest)
         columns = {**columns, choice.signal: choice.values}

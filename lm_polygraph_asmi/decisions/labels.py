@@ -1,4 +1,4 @@
-"""Labelled rows: which answers are wrong, and which rows form a cluster."""
+"""Read labels and clusters of rows: which answers are wrong, and which rows are dependent."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,17 @@ from lm_polygraph_asmi.validation import check_number, same_text
 
 RIGHT = {"true", "1", "wahr", "vrai", "verdadero", "verdadeiro", "vero", "waar", "prawda", "истина"}
 WRONG = {"false", "0", "falsch", "faux", "falso", "onwaar", "fałsz", "ложь"}
-"""Texts that are a label: true and false, also as spreadsheets in other languages write them."""
+"""Texts that are a label: words for true and false that spreadsheets write in some languages."""
 NUMBER = re.compile(r"\d+(?:\.\d+)?|0,\d+|1,0+")
-"""A quality that is text, maybe with the decimal comma of some spreadsheets."""
+"""Matches a quality written as text, also with a decimal comma, as some spreadsheets write it."""
 
 
 def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> bool | None:
-    """Whether a row's answer is wrong by its label; None: the row has no label.
+    """Whether a row's answer is wrong by its label; None if the row has no label.
 
-    The label is `correct`, or a `quality`, which is wrong below `right_from`. Without `right_from`,
-    a quality is between 0 and 1, and wrong below 0.5. ValueError: two labels, or none of these.
+    The label is `correct`, or a `quality`. An answer with a quality below `right_from` is wrong. If
+    `right_from` is None, a quality is in [0, 1], and wrong below 0.5. Raises ValueError: the row
+    has two labels, or the label is not valid.
     """
     labels = [name for name in LABELS if content.get(name) is not None]
     if not labels:
@@ -49,23 +50,25 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
 
 
 def labels_in(sheets: Sequence[str | Path], rows: Sequence[Row]) -> Sheet:
-    """The sheets of scored rows as one. ValueError: keys of other rows, no label, or two."""
+    """Join sheets of scored rows. ValueError: an unknown key, an invalid label, or two labels."""
     labels, order = dict[str, dict[str, Any]](), None
     for path in sheets:
         sheet = read_sheet(path, [row.content for row in rows])
         order = order or sheet.order
-        for key, found in sheet.labels.items():
-            if found and labels.get(key):
-                raise ValueError(f"{path}: an answer has a label in another sheet, too: keep one")
-            if "correct" in found and "quality" not in found:
+        for key, label in sheet.labels.items():
+            if label and labels.get(key):
+                raise ValueError(
+                    f"{path}: an answer also has a label in another sheet: keep one label"
+                )
+            if "correct" in label and "quality" not in label:
                 with placing(f"{path}, key {key}"):
-                    is_wrong(found)
-            labels[key] = labels.get(key) or found
+                    is_wrong(label)
+            labels[key] = labels.get(key) or label
     return Sheet(labels, order)
 
 
 def with_labels(rows: Sequence[Row], labels: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Scored rows whose own labels are replaced by those of the sheets, by key."""
+    """The scored rows, with their own labels replaced by the labels of sheets, by key."""
     keys = [key_of(row.content) if row.content.get("digest") else "" for row in rows]
     return [
         row._replace(content={**row.content, **dict.fromkeys(LABELS), **labels.get(key, {})})
@@ -74,9 +77,10 @@ def with_labels(rows: Sequence[Row], labels: Mapping[str, Mapping[str, Any]]) ->
 
 
 def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[bool | None]:
-    """Whether each row's answer is wrong; None: it has no label.
+    """Whether each row's answer is wrong; None if it has no label.
 
-    ValueError, naming the row: it cannot be read, its label is not one, or its id has one already.
+    Raises ValueError with the row: it cannot be read, its label is invalid, or a row before it with
+    the same id has a label.
     """
     known = dict[str, int]()
 
@@ -90,19 +94,20 @@ def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[bool
 
 
 def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> None:
-    """Remember a row in `known`; ValueError if an earlier row has its id, or the same digest."""
+    """Remember a row in `known`. Raises ValueError if a row before it has its id or its digest."""
     if digest is not None and (first := known.setdefault(digest, row.number)) != row.number:
         raise ValueError(f'"answer": row {first} has the same prompt and answer: keep one')
     if (row_id := row.content.get("id")) is not None:
         first = known.setdefault(f"id {identity_of('id', row_id)}", row.number)
         if first != row.number:
-            raise ValueError(f'"id": row {first} has {row_id!r}, too: label it once')
+            raise ValueError(f'"id": row {first} has the same id {row_id!r}: label it once')
 
 
 def clusters_of(rows: Sequence[Row]) -> list[str]:
-    """Cluster key of each row: its `cluster`, else by context or prompt (`text_clusters`).
+    """Cluster key of each row: its field `cluster`, or found from its context or prompt.
 
-    Rows with the same prompt share one in any case. ValueError: a `cluster` in some rows only.
+    For the latter see `text_clusters`. Rows with the same prompt always share a cluster. Raises
+    ValueError: only some rows have a `cluster`.
     """
     prompts = each(rows, lambda row: question_of(row.content))
     missing = [row.number for row in rows if row.content.get("cluster") is None]
@@ -119,7 +124,7 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
 
 
 def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
-    """Cluster keys (n,), where rows with the same prompt share one.
+    """Join clusters so that rows with the same prompt share one; returns the keys, (n,).
 
     A question that is labelled twice is one piece of evidence, whatever its clusters are called.
     """
@@ -133,7 +138,7 @@ def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
 
 
 def question_of(content: Mapping[str, Any]) -> Any:
-    """The prompt of a row, or its `id` in a table of another score; ValueError: neither."""
+    """The prompt of a row; without one, its `id`. ValueError if it has neither."""
     if prompt := content.get("prompt") or content.get("messages"):
         return prompt
     if content.get("id") is None:
@@ -142,6 +147,6 @@ def question_of(content: Mapping[str, Any]) -> Any:
 
 
 def digest_of_texts(*texts: Any) -> str:
-    """Hash of a question, or of a question and its answer; texts count as of `same_text`."""
+    """Hash of a question, or of a question and its answer. Texts are normalised by `same_text`."""
     compared = [list(t) if isinstance(t, tuple) else same_text(text_of(t)) for t in texts]
     return short_hash(to_json(compared, str))

@@ -1,7 +1,7 @@
 """A score learned from labelled answers, with a risk guarantee for its threshold.
 
-It is a logistic regression, with strong L2, on features of an answer from one pass without masks.
-It is saved as plain numbers, so that scoring with it needs only NumPy.
+The score is a logistic regression with strong L2 regularisation, on features of an answer from one
+unmasked pass. It is saved as plain numbers, so that scoring with it needs only NumPy.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ from lm_polygraph_asmi.analysis.risk_control import (
 from lm_polygraph_asmi.scoring.signals import LEARNED
 
 STRENGTH = 0.01
-"""scikit-learn's C, smaller = more regularised. It was fixed in docs/evidence/fresh-plan.md;
-docs/evidence/learned-plan.md kept it, and the same penalty for all features."""
+"""scikit-learn's C; smaller = more regularised. docs/evidence/fresh-plan.md fixed it;
+docs/evidence/learned-plan.md kept it, with the same penalty for all features."""
 LEARNING_SHARE = 0.5
-"""Share of the clusters that learn and choose the signal; this one accepted most in simulations."""
+"""Share of the clusters that learn and choose the signal. In simulations it accepted the most."""
 FEWEST = 10
-"""Clusters with wrong answers, and with right ones, that a score needs to be learned from.
+"""Least number of clusters with wrong answers, and of clusters with right ones, to learn from.
 
-Each of five folds then learns from about eight of either kind."""
+Each of the five folds then learns from about eight of each."""
 
 Features = Mapping[str, ArrayLike]
 """Group of features -> (n, width)."""
@@ -43,16 +43,16 @@ class LearnedScore:
     intercept: float
 
     def __call__(self, features: Features) -> np.ndarray:
-        """(n,) log-odds of an error; groups without weights are ignored.
+        """Log-odds of an error, (n,). Groups without weights are ignored.
 
-        ValueError: a group is missing, or has another width.
+        Raises ValueError: a group is missing, or has another width.
         """
         widths = {name: len(values) for name, values in self.weights.items()}
         tables = _tables({name: features[name] for name in widths if name in features})
-        if (found := {name: table.shape[1] for name, table in tables.items()}) != widths:
+        if (actual := {name: table.shape[1] for name, table in tables.items()}) != widths:
             raise ValueError(
-                f"the score was learned with features of widths {widths}, got {found}: use the "
-                "model that it was learned with"
+                f"the score was learned with features of widths {widths}, got {actual}: use the "
+                "model with which it was learned"
             )
         table = np.hstack(list(tables.values()))
         return table @ np.concatenate(list(self.weights.values())) + self.intercept
@@ -63,18 +63,21 @@ def _tables(features: Features) -> dict[str, np.ndarray]:
 
 
 def fit_score(features: Features, wrong: ArrayLike) -> LearnedScore:
-    """Logistic regression of errors, (n,) 1 = wrong, on standardised features.
+    """Logistic regression of errors, (n,) with 1 = wrong, on standardised features.
 
-    ValueError also if all labels, or all features, are alike.
+    Raises ValueError also if all labels are equal, or no feature varies.
     """
     from sklearn.linear_model import LogisticRegression  # a second to import
 
     tables, errors = _tables(features), binary(wrong=wrong)
     if errors.all() or not errors.any():
-        raise ValueError(f"the {len(errors)} answers have one label: label answers of both kinds")
+        raise ValueError(
+            f"expected right and wrong answers, but all {len(errors)} have the same label: label "
+            "answers of both kinds"
+        )
     table = np.hstack(list(tables.values()))
     mean, scale = table.mean(0), table.std(0)
-    # A constant column tells nothing, and its spread is a rounding error.
+    # A constant column has no information, and its standard deviation is only rounding error.
     known = scale > 1e-9 * np.abs(mean)
     if not known.any():
         raise ValueError(f"expected features that vary, got {len(errors)} answers with the same")
@@ -88,9 +91,10 @@ def fit_score(features: Features, wrong: ArrayLike) -> LearnedScore:
 
 
 def out_of_fold(features: Features, answers: Labelled) -> np.ndarray:
-    """(n,) log-odds of an error, each by a score learned on the other of five folds of clusters.
+    """Log-odds of an error, (n,); each by a score learned on the other four of five folds.
 
-    ValueError also for right or wrong answers in fewer than five clusters.
+    Folds are of clusters. Raises ValueError also if fewer than five clusters have a right answer,
+    or a wrong one.
     """
     tables, folds, logits = _tables(features), answers.folds(), np.empty(len(answers))
     for fold in np.unique(folds):
@@ -105,14 +109,14 @@ def _rows(tables: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.nd
 
 @dataclass(frozen=True, eq=False)
 class LearnedThreshold:
-    """A signal, learned or simple, and the threshold on it."""
+    """A signal, learned or not, and the threshold on it."""
 
-    signal: str  # "learned", or the name of the best simple signal
-    score: LearnedScore | None = field(repr=False)  # None if a simple signal was chosen
-    values: np.ndarray = field(repr=False)  # (n,); learned ones out of fold where they learn
-    chose: np.ndarray = field(repr=False)  # (n,) rows that learned and chose, and do not test
+    signal: str  # "learned", or the name of the best signal that is not learned
+    score: LearnedScore | None = field(repr=False)  # None if `signal` is not "learned"
+    values: np.ndarray = field(repr=False)  # (n,); learned ones are out of fold for learning rows
+    chose: np.ndarray = field(repr=False)  # (n,) True for rows that learned and chose; others test
     rule: RiskThreshold
-    learning: str  # what was learned and gained, in a sentence
+    learning: str  # a sentence on what was learned and how much it gains
 
 
 def learned_threshold(
@@ -123,17 +127,17 @@ def learned_threshold(
     confidence: float,
     largest: int | None = None,
 ) -> LearnedThreshold:
-    """The most lenient threshold with a risk guarantee, on a learned score if it ranks better.
+    """The largest threshold with a risk guarantee, on a learned score if it ranks errors better.
 
-    A random share of the clusters learns the score. On the same clusters, the learned score, out of
-    fold, or the best simple signal is chosen, by AUROC. A simple signal decides if it ranks as
-    well, or if fewer than `FEWEST` of them have a wrong answer, or a right one. The other clusters
-    only test thresholds. For them the score is fixed, so the guarantee holds however much it
-    overfits.
+    The clusters are split at random. One part learns the score, and chooses by AUROC between the
+    learned score (out of fold) and the best simple signal. The simple signal is chosen if it ranks
+    as well, or if fewer than `FEWEST` of these clusters have a wrong answer, or a right one. The
+    other part only tests thresholds. For these clusters the score is fixed, so the guarantee holds
+    even if the score is overfitted.
 
     Args:
         features: group -> (n, width).
-        simple: name of a signal -> (n,), higher = more uncertain.
+        simple: name of a simple signal -> (n,), higher = more uncertain.
         answers: labels and clusters of the n answers.
         risk, confidence, largest: see `risk_threshold`.
     """

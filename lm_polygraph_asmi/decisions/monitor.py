@@ -1,4 +1,4 @@
-"""The monitor: do newly labelled decisions support the guarantee that they were made by?"""
+"""The monitor: do newly labelled decisions still support the risk guarantee they were made with?"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -21,29 +21,30 @@ from lm_polygraph_asmi.decisions.labels import (
 from lm_polygraph_asmi.tables import Row, each
 
 NEEDED = ("accept", "reason", "signal", "value", "threshold", "digest")
-"""Fields of a saved decision that the monitor reads, besides the label."""
+"""Fields of a saved decision, besides its label, that the monitor reads."""
 
 
 def monitor(
     calibration: Calibration, rows: Iterable[Row], right_from: float | None = None
 ) -> RiskMonitor:
-    """Test the guarantee on rows of `decide --out` with labels, by `risk_monitor`.
+    """Test the guarantee on labelled rows of `decide --out` with `risk_monitor`.
 
-    Only accepted answers need a label; those without one are left out. Answers without a decision
-    (`accept` is null) count as abstained. Blank ones and rows that failed are left out, as in the
-    calibration. ValueError, naming row and field: a decision of another calibration, no label at
-    all, an answer twice, or a question of the calibration.
+    Only accepted answers need a label; those without one are left out. An answer without a decision
+    (`accept` is null) counts as abstained. Blank answers and rows that failed are left out, as in
+    the calibration. Raises ValueError with row and field: a decision was made with another
+    calibration; an answer occurs twice; a question was used in the calibration. Raises ValueError
+    also if there is no label at all.
     """
     right_from = calibration.right_from if right_from is None else right_from
     calibrated, known, every = set(calibration.question_digests), dict[str, int](), list(rows)
 
     def label(row: Row) -> bool | None:
-        """Whether an accepted answer is wrong; None: it has no label. False: it is not accepted."""
+        """Whether an answer is accepted and wrong; None: it is accepted but has no label."""
         wrong = bool(row.content["accept"]) and is_wrong(row.content, right_from)
         if wrong is not None:
             question, answer = question_of(row.content), row.content.get("answer") or ""
             if digest_of_texts(question) in calibrated:
-                raise ValueError('"prompt": a question of the calibration: label new ones')
+                raise ValueError('"prompt": a question of the calibration: label other questions')
             tokens = tuple(answer) if isinstance(answer, list) else answer
             check_once(known, row, digest_of_texts(question, tokens))
         return wrong
@@ -76,12 +77,14 @@ def _check(row: Row, calibration: Calibration) -> None:
     line = row.content
     if missing := [name for name in NEEDED if name not in line]:
         raise ValueError(
-            f'no field "{missing[0]}": expected a line of `polygraph_asmi decide --out`, labelled'
+            f'no field "{missing[0]}": expected a row of `polygraph_asmi decide --out`, with a '
+            "label"
         )
     for name, value in calibration.made_with.items():
         if line.get(name) != value:
             raise ValueError(
-                f'"{name}" is {line.get(name)!r}, the calibration\'s {value!r}: decide with this '
+                f'"{name}" is {line.get(name)!r}, but {value!r} in the calibration: decide with '
+                "this "
                 "calibration"
             )
     if line["digest"] != Decision.digest(line):

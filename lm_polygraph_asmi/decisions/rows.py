@@ -1,7 +1,7 @@
 """Calibrate on labelled rows, with the signals that `score --out` saved.
 
-A column of any table can be the signal, too; then no model is loaded. "column:NAME" is an
-uncertainty, higher = more uncertain. "column:-NAME" is a confidence, higher = surer.
+The signal can also be a column of any table; then no model is loaded. "column:NAME" is an
+uncertainty (higher = more uncertain), "column:-NAME" a confidence (higher = more certain).
 """
 
 import math
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 
 Rows = str | Path | Iterable[Row | Mapping[str, Any]]
 Answered = list[tuple[Row, UnmaskedAnswer]]
-"""Rows whose answer is not empty, each with it."""
+"""Pairs of a row and its answer, for rows whose answer is not empty."""
 FEW = 5
-"""Fewer answers than this, with or without a label, may all be the surest by chance."""
+"""If there are fewer labelled or unlabelled answers than this, do not test whether the labelled
+ones were chosen by a signal: they may be the most certain by chance."""
 DECIDED = ("accept", "reason", "signal", "value", "threshold", "calibration")
 """Fields of a decision that are written beside a row of a table."""
 SCORE = "`polygraph_asmi score ROWS --model M --out answers.jsonl --sheet labels.csv`"
@@ -59,17 +60,17 @@ def calibrate_rows(
     scorer: "Scorer | None" = None,
     **options: Any,
 ) -> Calibration:
-    """Calibrate on labelled answers: a threshold with a risk guarantee.
+    """Calibrate on labelled answers: find a threshold with a risk guarantee.
 
     Args:
-        rows: a file that `score_file` wrote, or its rows. They name the model and the parameters.
-            Rows without a label, `correct` or `quality`, are left out, and so are empty answers.
+        rows: a file that `score_file` wrote, or its rows, which record the model and the settings.
+            Rows without a label (`correct` or `quality`) and empty answers are left out.
         risk, confidence: see `CalibrationOptions`.
-        labels: the sheet of these rows, with labels.
+        labels: the sheet of these rows, filled with labels.
         unlabelled: scored rows like later ones; their signals are the thresholds to test.
-        scorer: reads hidden states for "learned"; None: the model that the rows name is loaded.
-        options: further fields of `CalibrationOptions`. Without `signal`, it is that by which the
-            sheet `labels` is sorted, else "best".
+        scorer: reads the hidden states for "learned". None: the recorded model is loaded.
+        options: further fields of `CalibrationOptions`. The default of `signal` is the signal
+            that sorts the sheet `labels`, or "best" for an unsorted sheet.
 
     Example:
         >>> run = calibrate_rows("answers-of-smollm2.jsonl", risk=0.1, resamples=50)
@@ -87,13 +88,16 @@ def calibrate_rows(
         if sheet.order is not None:
             if given and given != sheet.order:
                 raise ValueError(
-                    f"{labels} is sorted by {sheet.order}, from the surest on, so {sheet.order} is "
-                    f"tested, not {given!r}: best and learned need labels of random rows"
+                    f"{labels} is sorted by {sheet.order}, the most certain answers first, so "
+                    f"only {sheet.order} can be tested, not {given!r}: best and learned need "
+                    "labels of random rows"
                 )
             if unlabelled:
-                raise ValueError("a sheet in order has its unlabelled rows: leave --unlabelled out")
+                raise ValueError(
+                    "a sorted sheet already has its unlabelled rows: leave --unlabelled out"
+                )
             asked = replace(asked, signal=sheet.order)
-            return _calibrated_in_order(every, sheet.labels.keys(), asked, about)
+            return _calibrate_sorted(every, sheet.labels.keys(), asked, about)
     known, about["left_out"] = _labelled_answers(every, asked)
     inputs = [row for row, _ in known]
     quality: list[Any] = [row.content.get("quality") for row in inputs]
@@ -114,9 +118,9 @@ def calibrate_rows(
 
 
 def _labelled_answers(rows: Sequence[Row], asked: CalibrationOptions) -> tuple[Answered, str]:
-    """Rows with a label whose answer is not empty, and in words how many others there are.
+    """Rows with a label and a non-empty answer, and a phrase on how many others there are.
 
-    ValueError: none, or the surest alone.
+    Raises ValueError: there are none, or the labelled ones are the most certain answers.
     """
     wrong = labels_of(rows, asked.right_from)
     labelled = [row for row, label in zip(rows, wrong, strict=True) if label is not None]
@@ -138,36 +142,36 @@ def _labelled_answers(rows: Sequence[Row], asked: CalibrationOptions) -> tuple[A
 
 
 def _check_random(known: Answered, others: Answered) -> None:
-    """Raise ValueError if the labelled answers are the surest by a signal, so not random."""
+    """Raise ValueError if the labelled answers are the most certain by a signal, so not random."""
     if min(len(known), len(others)) < FEW:
         return
     labelled, rest = columns_of(known), columns_of(others)
     for name in labelled:
         if labelled[name].max() < rest[name].min():
             raise ValueError(
-                f"the {len(known)} labelled answers are the surest by {name}, not random ones: "
-                f"label random rows, or write a sheet with --surest-first {name}"
+                f"the {len(known)} labelled answers are the surest by {name}, so they are not "
+                f"random: label random rows, or write a sheet with --surest-first {name}"
             )
 
 
-def _calibrated_in_order(
+def _calibrate_sorted(
     rows: Sequence[Row], keys: Collection[str], asked: CalibrationOptions, about: Mapping[str, Any]
 ) -> Calibration:
-    """The calibration by labels from the surest answer on, and what to label next.
+    """Calibrate with labels of the most certain answers, and say what to label next.
 
     Args:
         rows: scored rows with the labels of the sheet.
-        keys: those of the sheet.
-        asked: `signal` is that by which the sheet is sorted.
+        keys: keys of the sheet's rows.
+        asked: `signal` is the signal that sorts the sheet.
         about: other fields of `Calibration`.
     """
     known, largest = surest_first(rows, asked.signal, asked.largest)
     inputs = [row for row, _ in known]
     if keys != {key_of(row.content) for row in inputs}:
         raise ValueError(
-            "the sheet does not have the answers that are in order now. Rows were scored again, "
-            "added or removed, or --largest differs. The ranks are of all answers, so these must "
-            "stay as they were when the sheet was written: write another one"
+            "the sheet has other answers than those that would be sorted now: rows were scored "
+            "again, added or removed, or --largest differs. Ranks are among all answers, so rows "
+            "must not change after the sheet was written: write another sheet"
         )
     wrong = np.array(labels_of(inputs, asked.right_from), dtype=float)  # NaN: no label
     values = columns_of(known)[asked.signal]
@@ -175,8 +179,8 @@ def _calibrated_in_order(
     following = "No further label helps: the sequence of tests has ended."
     if len(to_label):
         following = (
-            f"Next test: label {len(to_label)} more, the rows of rank {to_label[0] + 1} to "
-            f"{to_label[-1] + 1} without a label."
+            f"Next test: label {len(to_label)} more, the rows of rank {to_label[0] + 1} "
+            f"to {to_label[-1] + 1} without a label."
         )
     return Calibration(
         signal=asked.signal,
@@ -195,13 +199,14 @@ def _calibrated_in_order(
 def write_ordered_sheet(
     scores: str | Path, sheet: str | Path, signal: str, largest: int | None = None
 ) -> int:
-    """Write a sheet of scored answers, the surest first, one a cluster; returns how many.
+    """Write a sheet of scored answers, sorted by a signal, one per cluster; return their number.
 
     Args:
         scores: a file that `score_file` wrote.
-        sheet: a new CSV; people label from its top, and may stop at any row.
-        signal: by which answers are sorted, and later accepted; not "best" or "learned".
-        largest: most answers of a later cluster, as for `calibrate_rows`.
+        sheet: a new CSV file. People label from its top and may stop at any row.
+        signal: the signal that sorts answers, the most certain first, and later decides. "best" and
+            "learned" are not possible.
+        largest: most answers of one cluster in later use, as for `calibrate_rows`.
     """
     known, _ = surest_first(scored_rows(scores), signal, largest)
     write_sheet((row.content for row, _ in known), sheet, f"{RANK}{signal}")
@@ -209,21 +214,21 @@ def write_ordered_sheet(
 
 
 def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> tuple[Answered, int]:
-    """Scored rows with an answer, one a cluster, the surest first; and most answers of a cluster.
+    """Scored answers, one per cluster, the most certain first; and `largest`.
 
-    By the latter, `largest` where it is named, they are thinned. The draw depends only on the keys
-    of the rows: the same answers give the same draw.
+    `largest` is the most answers of one cluster, if it is not passed. Clusters are thinned by it.
+    The draw is seeded with the keys of the rows, so the same answers give the same draw.
     """
     known = answered([row for row in rows if row.content.get("digest")], signal)
     if not known:
         raise ValueError("expected scored answers to label, got none")
-    if signal not in (own := known[0][1].signals):
-        raise ValueError(f"expected a signal of {', '.join(own)}; got {signal!r}")
+    if signal not in (computed := known[0][1].signals):
+        raise ValueError(f"expected a signal of {', '.join(computed)}; got {signal!r}")
     known.sort(key=lambda pair: key_of(pair[0].content))
     codes = cluster_codes(clusters_of([row for row, _ in known]))
     largest = largest or int(np.bincount(codes).max())
     seed = crc32("".join(key_of(row.content) for row, _ in known).encode())
-    alone = [known[at] for at in thinned_rows(codes, largest, seed)]
+    alone = [known[place] for place in thinned_rows(codes, largest, seed)]
     alone.sort(key=lambda pair: pair[1].signals[signal])
     return alone, largest
 
@@ -242,16 +247,16 @@ def _described(known: Answered) -> dict[str, Any]:
 
 
 def columns_of(known: Answered) -> dict[str, np.ndarray]:
-    """Signal -> (n,) values; none of no answer."""
+    """Signal -> values (n,); empty if there is no answer."""
     names = known[0][1].signals if known else ()
     return {name: np.array([answer.signals[name] for _, answer in known]) for name in names}
 
 
 def answered(rows: Sequence[Row], signal: str) -> Answered:
-    """Answers with the signal: from its column in any table, or as `score --out` saved them.
+    """Answers with the signal, from a column of any table, or as `score --out` saved it.
 
-    Empty ones are left out. ValueError, naming the row: the column has no finite number there, or
-    as of `saved_answers`.
+    Empty answers are left out. Raises ValueError with the row: the column has no finite number; or
+    the errors of `saved_answers`.
     """
     column, _ = column_of(signal)
     if column:
@@ -259,15 +264,17 @@ def answered(rows: Sequence[Row], signal: str) -> Answered:
     else:
         read = saved_answers(rows)
     if column and len(read) > 1 and len({answer.signals[signal] for answer in read}) == 1:
-        raise ValueError(f"column {column!r} has the same number in all rows")
+        raise ValueError(
+            f"column {column!r} has the same number in all rows: name a column that varies"
+        )
     return [pair for pair in zip(rows, read, strict=True) if pair[1].answered]
 
 
 def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
-    """A row as an answer with the one signal; ValueError: it has no finite number."""
+    """A row as an answer with only this signal. ValueError if it has no finite number."""
     name, sign = column_of(signal)
     if name in (*LABELS, *DECIDED, "id", "row", "cluster"):
-        raise ValueError(f"column {name!r}: expected a score of another name, got this field")
+        raise ValueError(f"column {name!r} is not a score: name a column with a score")
     value = content.get(name)
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
@@ -281,36 +288,36 @@ def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
 def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
     """Scored rows, from a file or as passed.
 
-    If the signal is a column, any table with it will do. ValueError: a sheet, another table, or
-    rows without scores.
+    If the signal is a column, any table with this column is accepted. Raises ValueError: a sheet,
+    another kind of table, or rows without scores.
     """
     column, _ = column_of(signal)
     if isinstance(rows, str | Path):
-        found = list(read_table(rows, [column] if column else ()))
+        scored = list(read_table(rows, [column] if column else ()))
     else:
-        found = [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
-    if any(is_sheet(row.content) for row in found[:1]):
-        raise ValueError("expected the scored answers, got a sheet: name it with --labels")
-    if not column and found and not any(row.content.get("digest") for row in found):
-        saved_answers(found[:1])  # raises: score them first
-    return found
+        scored = [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
+    if any(is_sheet(row.content) for row in scored[:1]):
+        raise ValueError("expected the scored answers, got a sheet: name the sheet with --labels")
+    if not column and scored and not any(row.content.get("digest") for row in scored):
+        saved_answers(scored[:1])  # raises: score them first
+    return scored
 
 
 def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
-    """Answers and signals of rows that `score --out` wrote, all with the first row's parameters.
+    """Answers and signals of rows that `score --out` wrote, all with the same model and settings.
 
-    ValueError, naming the row: it was not scored, was changed since, or was scored by another model
-    or with other parameters than the first.
+    Raises ValueError with the row: it was not scored, was changed later, or was scored with another
+    model or other settings than the first row.
     """
     first = dict[str, Any]()
 
     def read(row: Row) -> UnmaskedAnswer:
         answer = _saved_answer(row.content)
-        own = _made_with(answer)
-        first.update({} if first else own)
-        shared = first.keys() & own.keys() - {*NAMES} | {*names_that_count(first, own)}
-        if other := [n for n in shared if first.get(n) != own.get(n)]:
-            listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
+        settings = _made_with(answer)
+        first.update({} if first else settings)
+        shared = first.keys() & settings.keys() - {*NAMES} | {*names_that_count(first, settings)}
+        if other := [n for n in shared if first.get(n) != settings.get(n)]:
+            listed = "; ".join(f"{n} {settings[n]!r}, not {first[n]!r}" for n in sorted(other))
             raise ValueError(
                 f"scored otherwise than row {rows[0].number} ({listed}). Score all alike: {SCORE}"
             )
@@ -323,22 +330,24 @@ def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:
     if not content.get("digest"):
         raise ValueError(
             f"expected a row with scores, got {describe_fields(content)}: run {SCORE} first, fill "
-            "in the sheet's column `correct`, then calibrate with --labels labels.csv"
+            "the sheet's column `correct`, then calibrate with --labels labels.csv"
         )
     answer = UnmaskedAnswer.of_row(content)
     if answer is None:
         raise ValueError(
-            "prompt, answer, settings or scores were changed since it was scored, or by another "
-            f"release: score it again: {SCORE}"
+            "prompt, answer, settings or scores were changed after it was scored, or another "
+            f"release scored it. Score it again: {SCORE}"
         )
     if missing := [name for name in MACHINE if name not in answer.settings]:
-        raise ValueError(f"{', '.join(missing)} not recorded, as of a model with hooks: remove "
-                         f"them, and score it again: {SCORE}")  # fmt: skip
+        raise ValueError(
+            f"{', '.join(missing)} not recorded, since the model had hooks: remove them, and "
+            f"score it again: {SCORE}"
+        )
     return answer
 
 
 def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
-    """What all scores of a calibration must share; passed samples may differ in number."""
+    """What all scores of a calibration must share. The number of passed samples may differ."""
     settings = answer.compared_settings
     more = ("layer", "attention_in_use", "samples", "prompt_format", *MACHINE)
     shared = ASMIConfig.key_of(settings) | {name: settings.get(name) for name in more}
@@ -349,21 +358,22 @@ def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
 def _unlabelled_signals(
     labelled: Sequence[Row], others: Sequence[Row], signal: str
 ) -> dict[str, np.ndarray]:
-    """Signals of unlabelled rows, which must be scored as the labelled ones; empty: no answer."""
+    """Signals of unlabelled rows, which must be scored like the labelled ones; empty if none."""
     with placing("unlabelled"):
         _, *spare = answered([labelled[0], *others], signal)
     if not {*_digests(labelled)}.isdisjoint(_digests(others)):
         raise ValueError(
-            "the unlabelled rows have questions of the labelled ones: their scores must be of "
+            "unlabelled and labelled rows have questions in common: pass unlabelled rows of "
             "other questions"
         )
     return columns_of(spare)
 
 
 def _features(known: Answered, scorer: "Scorer | None") -> dict[str, np.ndarray]:
-    """What a learned score reads: group -> (n, width), from one unmasked pass a row.
+    """Inputs of a learned score: group -> (n, width), from one unmasked pass per row.
 
-    The scored token ids are read. A text would get an end token, also where the answer was cut off.
+    The scored token ids are read again. If texts were read, an end token would be added to them,
+    even if the answer was cut off.
     """
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
@@ -376,8 +386,10 @@ def _features(known: Answered, scorer: "Scorer | None") -> dict[str, np.ndarray]
             f"({'; '.join(others)}): use that model, or score again: {SCORE}"
         )
     tables = [
-        scorer.read(one.prompt, one.ids, states=True, **one.settings.get("template", {})).features
-        for _, one in known
+        scorer.read(
+            each.prompt, each.ids, states=True, **each.settings.get("template", {})
+        ).features
+        for _, each in known
     ]
     return {name: np.vstack([features[name] for features in tables]) for name in tables[0]}
 
@@ -388,7 +400,7 @@ def _digests(rows: Sequence[Row]) -> list[str]:
 
 
 def _shared_settings(answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:
-    """The settings that all answers share, and how the answers end."""
+    """The settings that all answers share, and the ways in which the answers end."""
     first, *others = (answer.compared_settings for answer in answers)
     ends = sorted({each["answer_end"] for each in (first, *others) if "answer_end" in each})
     left_out = ("model", "answer_end")

@@ -1,4 +1,4 @@
-"""Calibrate on a finished benchmark run, whose manifest names its model and the revision."""
+"""Calibrate on a finished benchmark run, whose manifest names its model and revision."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
 from lm_polygraph_asmi.scoring.signals import LEARNED, unmasked_signals
 
 SAMPLING = {"top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0, "allow_newlines": True}
-"""What else changes samples, beside the temperature, with the defaults that `score` uses."""
+"""Settings besides the temperature that change samples, with the defaults that `score` uses."""
 
 
 def calibrate_run(
@@ -27,38 +27,44 @@ def calibrate_run(
     metric: str | None = None,
     **options: Any,
 ) -> Calibration:
-    """Calibrate on a finished benchmark run. Its manager file is a pickle: load only one you trust.
+    """Calibrate on a finished benchmark run. Only load files you trust: they are pickles.
 
     Args:
-        path: manager file, or its folder.
+        path: the manager file, or its folder.
         risk, confidence: see `CalibrationOptions`.
-        metric: quality metric for the labels; None: AlignScore, or else the run's first.
-        options: further fields of `CalibrationOptions`, and parameters of the score, such as
-            `method="asmi"`. Those left out are the run's; if it has several methods, Sem-ASMI's.
+        metric: quality metric for the labels. None: AlignScore, or else the run's first metric.
+        options: further fields of `CalibrationOptions`, and settings of the score, such as
+            `method="asmi"`. Settings that are left out are the run's; if the run has several
+            methods, those of Sem-ASMI.
 
     Example:
         >>> run = calibrate_run("RUN", risk=0.3, resamples=50)
         >>> run.n, run.label_source
         (60, 'AlignScore')
     """
-    own = {
+    given = {
         each.name: options.pop(each.name)
         for each in fields(CalibrationOptions)
         if each.name in options
     }
-    asked = CalibrationOptions(risk, confidence, **own | {"signal": own.get("signal") or "best"})
+    asked = CalibrationOptions(
+        risk, confidence, **given | {"signal": given.get("signal") or "best"}
+    )
     if asked.signal == LEARNED:
         raise ValueError(
-            "a finished run has no hidden states to learn from: score its prompts and answers as "
-            "rows (`polygraph_asmi score`), and calibrate on those"
+            "a finished run has not saved the hidden states that a learned score needs: score "
+            "its prompts and answers as rows (`polygraph_asmi score`), and calibrate on those"
         )
-    if asked.signal == "adapt":  # other scores need no estimator of their own
+    if asked.signal == "adapt":  # other signals do not need the run's estimator of that name
         options = {"method": asked.signal} | options
     group, method = _scored_group(path, metric, options)
     group = _labelled(group, asked.right_from)
     config, model = group.methods[method], group.run.recorded("model")
     if model.get("path") is None:
-        raise ValueError(f"{path} does not record its model: expected a manifest that names it")
+        raise ValueError(
+            f"{path}: expected a manifest that names its model: run it again with the callback "
+            "RunRecord"
+        )
     shared = settings_of(group, method) | {"revision": model.get("revision", "unknown")}
     answers, answered, digests = group.answers, np.arange(len(group)), list[str]()
     texts, prompts = group.saved("greedy_texts"), group.saved("input_texts")
@@ -92,18 +98,18 @@ def calibrate_run(
 
 
 def _labelled(group: RunGroup, right_from: float | None) -> RunGroup:
-    """The group with `right_from`; ValueError if a row has no label by its gold answer."""
+    """The group with `right_from`. ValueError if its gold answer gives a row no label."""
     from lm_polygraph_asmi.host.quality import unread_rows, why_unread
 
     problem = group.run.unlabelled(group.metric)
     if group.metric.startswith("Rouge") and not problem:
         golds = group.saved("target_texts") or []
-        if found := unread_rows(group.metric, golds):
-            problem = why_unread(group.metric, found, len(golds))
+        if unread := unread_rows(group.metric, golds):
+            problem = why_unread(group.metric, unread, len(golds))
     if problem:
         raise ValueError(
-            f"{group.run.path}: {problem}. The risk guarantee does not cover rows left out: name "
-            "another metric (--metric), or run them with ReferenceInAnswer"
+            f"{group.run.path}: {problem}. The risk guarantee does not cover rows that are left "
+            "out: name another metric (--metric), or run them with ReferenceInAnswer"
         )
     return replace(group, right_from=right_from)
 
@@ -111,15 +117,16 @@ def _labelled(group: RunGroup, right_from: float | None) -> RunGroup:
 def _scored_group(
     path: str | Path, metric: str | None, settings: dict[str, Any]
 ) -> tuple[RunGroup, str]:
-    """The answers of a finished run, and the name of its score with these parameters."""
+    """The answers of a finished run, and the name of its score with these settings."""
     group, *others = load_run_groups([path], metric, settings.get("depth", ASMIConfig.depth))
     if others:
         raise ValueError(
-            f"{path}: expected one run, got {1 + len(others)} over different answers. Name one"
+            f"{path}: expected one run, got {1 + len(others)} over different answers. Name one of "
+            "them"
         )
     if not group.methods:
         raise ValueError(
-            f"{path} records no score's parameters: expected a manifest, which runs with the "
+            f"{path}: expected a manifest with the settings of a score, which runs with the "
             "callback RunRecord write"
         )
     required = {"method": ASMIConfig.method} | ASMIConfig.check_names(settings)
@@ -131,8 +138,7 @@ def _scored_group(
     listed = ", ".join(f"{name}={value!r}" for name, value in required.items())
     raise ValueError(
         f"{path}: expected a score with the parameters {listed}; it has "
-        f"{', '.join(group.methods)}. "
-        "Leave these out to use the run's, or name another run"
+        f"{', '.join(group.methods)}. Leave these out to use the run's, or name another run"
     )
 
 
@@ -140,9 +146,9 @@ def settings_of(group: RunGroup, method: str) -> dict[str, Any]:
     """Settings of a run's score, under the names that `score` saves with an answer."""
     saved = group.settings()
     if saved is None:
-        raise ValueError(f"{group.run.path} has not saved asmi: its masks are unknown")
+        raise ValueError(f"{group.run.path} has no statistic asmi, so its masks are unknown")
     recorded = group.run.recorded("config") if group.run.manifest else {}
-    # LM-Polygraph makes a user message of each prompt.
+    # With `instruct`, LM-Polygraph makes each prompt a user message.
     shared = prompt_format([] if recorded.get("instruct") else "")
     sampling = recorded.get("generation_params") or {}
     if "temperature" in sampling:
@@ -155,7 +161,7 @@ def settings_of(group: RunGroup, method: str) -> dict[str, Any]:
 
 
 def _signals_of(group: RunGroup) -> dict[str, np.ndarray]:
-    """The signals that a run saved, (n,) values each; keys and units as in `Score.signals`."""
+    """The signals that a run saved, (n,) values each, with keys and units as in `Score.signals`."""
     likelihoods = group.tokens(group.saved("asmi_log_likelihood"))
     entropies = group.tokens(group.saved("asmi_entropy"))
     columns: dict[str, np.ndarray | None] = {"asmi": group.mi, "sem": group.u_sem}

@@ -1,4 +1,4 @@
-"""Base class of the ASMI estimators: settings, their check, and the score of an answer."""
+"""Base class of the ASMI estimators: checks the settings and computes the score of an answer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from lm_polygraph_asmi.core.scores import answer_score
 
 
 def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
-    """The statistic `asmi` of each example at a depth, or a KeyError that names those there are."""
+    """The statistic `asmi` of each example at a depth. KeyError names the depths that exist."""
     rows: Sequence[dict[float, dict[str, Any]]] = require(stats, "asmi")
     key = depth_key(depth)
     for row in rows:
@@ -25,7 +25,7 @@ def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
 
 
 def require(stats: Mapping[str, Any], name: str) -> Any:
-    """The statistic `name`, or a KeyError that explains how to compute it."""
+    """The statistic `name`. KeyError explains how to compute it."""
     if name not in stats:
         raise KeyError(
             f"statistic {name!r} is missing. Add its calculator to `stat_calculators` of the run, "
@@ -36,11 +36,11 @@ def require(stats: Mapping[str, Any], name: str) -> Any:
 
 
 class _OurStatistic(str):
-    """Name of a statistic of this package, which brings advice into LM-Polygraph's errors.
+    """Name of a statistic of this package that adds advice to LM-Polygraph's errors.
 
-    LM-Polygraph raises an error with an f-string that contains the name, if no calculator of the
-    run returns the statistic. An f-string calls `__format__`, which adds how to get the calculator;
-    everywhere else this is a plain string.
+    If no calculator of the run returns the statistic, LM-Polygraph raises an error whose f-string
+    contains this name. The f-string calls `__format__`, which adds how to get the calculator.
+    Everywhere else, this is a plain string.
     """
 
     def __format__(self, spec: str) -> str:
@@ -55,28 +55,28 @@ class _OurStatistic(str):
 class MaskedHeadsEstimator(Estimator):
     """Score of an answer: mean, sum or maximum of per-token scores over its T tokens.
 
-    In nats, between 0 and ln S (the sum: T ln S); higher = more uncertain. T counts every token of
-    LM-Polygraph's greedy decoding, including the closing newline or end token, as its Perplexity
-    does.
+    The score is in nats, between 0 and ln S (for the sum: T ln S); higher = more uncertain. T
+    counts every token of LM-Polygraph's greedy decoding, including the closing newline or end
+    token, as LM-Polygraph's Perplexity does.
 
-    The masked-heads calculator runs the masked passes with its own settings. The settings here are
-    the expected ones, which are part of the estimator's name. If the calculator used others, an
-    error is raised, since the score would be mislabelled.
+    The masked-heads calculator runs the masked passes with its own settings. The settings given
+    here are the expected ones, and are part of the estimator's name. If the calculator used others,
+    the score would have a wrong name, so an error is raised.
 
     Args:
         config: the expected settings, including the mask seed. With `closing_token` False, the
-            closing token is left out of the score, unless it is the only token of the answer. Of a
-            stop string of several tokens, only the last is left out.
-        **settings: replace those of the config.
+            score leaves out the closing token, unless it is the answer's only token. If a stop
+            string has several tokens, only the last is left out.
+        **settings: replace settings of the config.
 
     Raises:
-        TypeError: unknown setting.
-        ValueError: setting out of range.
+        TypeError: a setting is unknown.
+        ValueError: a setting is invalid.
     """
 
     symbol: str
     method: str | None = None
-    """Value of the setting `method`, for the three methods of `config.METHODS`."""
+    """Value of the setting `method`: a key of `config.METHODS`."""
 
     def __init__(self, config: ASMIConfig | None = None, **settings: Any) -> None:
         if self.method is not None:
@@ -95,11 +95,11 @@ class MaskedHeadsEstimator(Estimator):
 
     @property
     def described(self) -> dict[str, Any]:
-        """Entry of the score in the manifest's part "methods"."""
+        """The score's entry in the part "methods" of a manifest."""
         return self.config.to_dict() | {"symbol": self.symbol}
 
     def __call__(self, stats: dict[str, Any]) -> np.ndarray:
-        """One score per example of the batch.
+        """One score for each example of the batch.
 
         Raises:
             KeyError: a statistic is missing; the message names its calculator.
@@ -115,8 +115,8 @@ class MaskedHeadsEstimator(Estimator):
             scores.append(answer_score(self.config, mi, agreement, self._diversity(example)))
         if not np.isfinite(scores).all():
             raise ValueError(
-                f"expected finite scores from {self}, got {scores}: the run stops, because "
-                "LM-Polygraph ranks NaN as most confident"
+                f"expected finite scores from {self}, got {scores}: the run stops, since "
+                "LM-Polygraph would rank NaN as most confident"
             )
         return np.array(scores)
 
@@ -124,7 +124,7 @@ class MaskedHeadsEstimator(Estimator):
         config = self.config
         derived = operating_point(actual["num_heads"], config.num_masks, config.mask_rate)
         expected = config.to_dict("masks") | derived._asdict()
-        expected.pop("depth")  # by which they were found
+        expected.pop("depth")  # the statistics were selected by it
         different = {k: v for k, v in expected.items() if actual[k] != v}
         if different:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Sem-ASMI: ASMI that discounts disagreement among near-synonyms."""
+"""Sem-ASMI: ASMI with a discount for disagreement among near-synonyms."""
 
 from collections.abc import Mapping
 from typing import Any

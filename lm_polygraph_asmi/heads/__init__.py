@@ -1,4 +1,4 @@
-"""The paper's analysis of heads: criticality, coupling, the causal probe.
+"""The paper's analysis of heads: criticality, coupling, and the causal probe.
 
-It imports other subpackages. Of these, only `commands` and `report.items` import it.
+This subpackage imports others. Only `commands` and `report.items` import it.
 """

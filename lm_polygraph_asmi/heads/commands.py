@@ -1,6 +1,6 @@
 """`polygraph_asmi heads`: the causal probe.
 
-Imports only click at the top, as the files of `lm_polygraph_asmi.commands` do.
+At the top, only click is imported, as in the files of `lm_polygraph_asmi.commands`.
 """
 
 from pathlib import Path
@@ -15,9 +15,9 @@ from lm_polygraph_asmi.validation import check_writable
 @click.command(short_help="Ablate the critical heads of a run.")
 @click.argument("run", type=click.Path(exists=True))
 @click.option("--model", required=True, help="Model of the run: folder, hub ID, or smollm2.")
-@click.option("--gguf-file", help="GGUF file in the folder with the weights.")
+@click.option("--gguf-file", help="GGUF file in the model's folder that holds the weights.")
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, ...")
-@click.option("--device-map", help="auto: use GPUs; default: CPU.")
+@click.option("--device-map", help='Devices: "auto" uses GPUs. Default: CPU.')
 @setting_options("depth")
 @click.option(
     "--tokens",
@@ -25,28 +25,28 @@ from lm_polygraph_asmi.validation import check_writable
     type=click.IntRange(1),
     default=200,
     show_default=True,
-    help="Tokens per group.",
+    help="Tokens in each group: of highest and of lowest MI.",
 )
 @click.option(
     "--draws",
     type=click.IntRange(1),
     default=10,
     show_default=True,
-    help="Draws of random heads per token.",
+    help="Number of random draws of heads for each token.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of the random heads.")
+@click.option("--seed", default=0, show_default=True, help="Seed for drawing random heads.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False),
-    help="JSON file to write; default: beside the manager file, where `report` finds it.",
+    help="JSON file to write. Default: beside the manager file, where `report` finds it.",
 )
 def probe(run: str, model: str, out: str | None, **settings: Any) -> None:
-    """Ablate the critical heads of RUN, a run of the config asmi_heads, and record predictions."""
+    """Ablate the critical heads of RUN, a run of the config asmi_heads, and save predictions."""
     from lm_polygraph_asmi.heads.probe_file import probe_path, write_probe
     from lm_polygraph_asmi.results.runs import manager_files
 
     try:
-        manager = manager_files(run)[0]  # `probe_run` refuses several
+        manager = manager_files(run)[0]  # `probe_run` raises an error if there are several
         path = Path(out) if out else probe_path(manager)
         check_writable(path)
         from lm_polygraph_asmi.heads.probe import probe_run
@@ -57,7 +57,7 @@ def probe(run: str, model: str, out: str | None, **settings: Any) -> None:
     write_probe({"run": str(manager), "model": model, **content}, path)
     tokens = content["tokens"]
     flips = sum(a != b for a, b in zip(tokens["argmax"], tokens["replayed"], strict=True))
-    click.echo(f"{path}: {len(tokens['row'])} tokens; with no head ablated {flips} of them flip.")
+    click.echo(f"{path}: {len(tokens['row'])} tokens; with no head ablated, {flips} of them flip.")
 
 
 COMMANDS: dict[str, click.Command] = {"probe": probe}

@@ -38,22 +38,25 @@ from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 
 DRAWS = 10
-"""Draws of random heads, per token and number of heads."""
+"""Number of random draws of heads, for each token and each number of heads."""
 MASKS = 64
-"""Whose final states and distributions are in memory at once."""
+"""Number of masks whose final states and distributions are in memory at the same time."""
 SAME_MODEL, SAME_MODEL_16_BITS = 0.05, 0.2
-"""Largest median difference of an answer's log-likelihoods from the saved ones, in nats.
+"""Largest median difference, over an answer's tokens, of its log-likelihood from the saved one.
 
-They differ a little because another device sums in another order. With SmolLM2-135M-Instruct on 24
-answers of the demo in bfloat16, the median of an answer differs by at most .06 with SDPA instead of
-eager attention (mostly .01), by .06 with other rows in the batch, and by .05 with float32 weights.
-If all is in float32, it differs by less than .0001.
+They differ a little, in nats, since other devices sum in another order. With SmolLM2-135M-Instruct
+on 24 answers of the demo in bfloat16, the median difference of an answer is at most .06 with SDPA
+instead of eager attention (mostly .01), .06 with other rows in the batch, and .05 with float32
+weights. If everything is in float32, it is below .0001.
 """
 
 
 class Answer(NamedTuple):
-    """One answer of a run: ids of prompt and response, and the saved log-likelihood (T,) of each
-    token of the response, nats."""
+    """One answer of a run.
+
+    It has the token ids of prompt and response, and the saved log-likelihood (T,) of each response
+    token, nats.
+    """
 
     input_ids: Int[Tensor, " N"]
     prompt_length: int
@@ -64,7 +67,7 @@ class Answer(NamedTuple):
         return self.input_ids[self.prompt_length :]
 
     def check_model(self, f: MaskedModel, unmasked: UnmaskedPass) -> None:
-        """Raise ValueError unless the model reproduces the answer's saved likelihood."""
+        """Raise ValueError unless the model reproduces the answer's saved log-likelihood."""
         log_probs = readout(f, unmasked.final_hidden)
         tokens = self.response[:, None].to(log_probs.device)
         recomputed = log_probs.gather(-1, tokens)[:, 0].cpu().numpy()
@@ -78,7 +81,7 @@ class Answer(NamedTuple):
 
 
 def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
-    """All answers of a run. ValueError unless prompts have as many tokens as in the run."""
+    """All answers of a run. ValueError unless each prompt has as many tokens as in the run."""
     names = ("input_texts", "asmi_tokens", "asmi_prompt_length", "asmi_log_likelihood")
     if missing := run.lacks(names):
         raise ValueError(f"{run.path} lacks {', '.join(missing)}: expected a run of ASMI")
@@ -90,8 +93,8 @@ def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
         prompt = prompt_tokens(tokenizer, as_chat(text) if chat else text)
         if len(prompt) != length:
             raise ValueError(
-                f"prompt {row} of {run.path} has {length} tokens in the run, {len(prompt)} with "
-                "this tokenizer: load the run's model"
+                f"prompt {row} of {run.path} has {length} tokens in the run, but {len(prompt)} "
+                "with this tokenizer: load the run's model"
             )
         ids = torch.cat([prompt, torch.as_tensor(np.asarray(tokens), dtype=prompt.dtype)])
         answers.append(Answer(ids, int(length), np.asarray(likelihood, dtype=float)))
@@ -99,9 +102,9 @@ def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
 
 
 def tokens_of(saved: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """All tokens of a run, from what it saved of each answer's masks.
+    """All tokens of a run, from what it saved for the masks of each answer.
 
-    Columns: row (of the run), position (in its answer), mi and criticality (H,).
+    Columns: row (in the run), position (in its answer), mi, and criticality (H,).
     """
     parts = []
     for row, masked in enumerate(saved):
@@ -120,22 +123,22 @@ def probe_tokens(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Content of a probe's file (`heads.probe_file`). ValueError if it is not the run's model.
+    """Content of a probe's file (`heads.probe_file`). ValueError if the model is not the run's.
 
     Args:
-        model, answers: those of the run.
-        used: parameters of ASMI in the run. Heads are ablated at the layer and positions of its
+        model, answers: the run's.
+        used: the run's settings of ASMI. Heads are ablated at the layer and positions of its
             masks.
-        tokens: from `tokens_of`.
-        count: tokens of high MI_t, and of low MI_t.
-        draws, seed: draws of random heads for each token, and their seed.
+        tokens: the result of `tokens_of`.
+        count: number of tokens of high MI_t, and of tokens of low MI_t.
+        draws, seed: number of random draws of heads for each token, and their seed.
     """
     numbers = [k for k in NUMBERS if k <= used["num_heads"]]
     groups = dict(zip(("high", "low"), extremes(tokens["mi"], count), strict=True))
     chosen = tokens.loc[np.unique(np.concatenate(list(groups.values())))]
     if chosen.empty:
         raise ValueError("the run has no two tokens with different MI_t")
-    ids, own = [], []
+    ids, answer_tokens = [], []
     shown = Console(stderr=True)
     for row, few in track(
         list(chosen.groupby("row")), "Probing", console=shown, disable=not shown.is_terminal
@@ -143,12 +146,12 @@ def probe_tokens(
         answer, positions = answers[row], few["position"].tolist()
         masks = [
             token_masks(
-                [used["layer"], *answer.input_ids.tolist(), at], heads, numbers, draws, seed
+                [used["layer"], *answer.input_ids.tolist(), position], heads, numbers, draws, seed
             )
-            for at, heads in zip(positions, few["criticality"], strict=True)
+            for position, heads in zip(positions, few["criticality"], strict=True)
         ]
         ids.append(predictions(model, used, answer, positions, masks))
-        own += answer.response[positions].tolist()
+        answer_tokens += answer.response[positions].tolist()
     argmax, replayed, *ablated = np.concatenate(ids).T.tolist()
     predicted = np.reshape(ablated, (1 + draws, len(numbers), len(chosen))).transpose(2, 1, 0)
     columns = {name: chosen[name].tolist() for name in ("row", "position", "mi")}
@@ -157,7 +160,7 @@ def probe_tokens(
         "k": numbers,
         "draws": draws,
         "seed": seed,
-        "tokens": columns | {"token": own, "argmax": argmax, "replayed": replayed},
+        "tokens": columns | {"token": answer_tokens, "argmax": argmax, "replayed": replayed},
         "criticality": [
             [None if np.isnan(b) else float(b) for b in heads] for heads in chosen["criticality"]
         ],
@@ -174,14 +177,15 @@ def probe_tokens(
 def token_masks(
     ids: Sequence[int], criticality: np.ndarray, numbers: Sequence[int], draws: int, seed: int
 ) -> Tensor:
-    """(1 + (1 + draws) K, H) masks of one token: no head, its critical heads, random heads ablated.
+    """(1 + (1 + draws) K, H) masks of one token.
 
-    Flips are counted against the pass without an ablation, which runs among the others, so that
-    rounding causes none. `ids` identify the token, so that each has random heads of its own.
+    They ablate: no head; its critical heads; and random heads. Flips are counted against the pass
+    without an ablation. This pass runs together with the others, so that rounding causes no flips.
+    `ids` identify the token, so that each token has its own random heads.
     """
     drawn = np.random.default_rng(example_seed(seed, ids))
     heads = np.tile(np.arange(len(criticality)), (draws, 1))
-    critical = np.argsort(-criticality, kind="stable")  # of any sign; unknown ones last
+    critical = np.argsort(-criticality, kind="stable")  # of either sign; undefined ones last
     orders = np.vstack([critical, drawn.permuted(heads, axis=1)])
     masks = ablations(orders, numbers).reshape(-1, len(criticality))
     return torch.from_numpy(np.vstack([np.ones(len(criticality)), masks])).float()
@@ -194,8 +198,10 @@ def predictions(
     positions: Sequence[int],
     masks: Sequence[Tensor],
 ) -> np.ndarray:
-    """(m, 1 + M) most likely tokens at m positions of an answer: of the unmasked model, then under
-    the M masks of each position."""
+    """(m, 1 + M) most likely tokens at m positions of an answer.
+
+    The first column is of the unmasked model, the others of the M masks of the position.
+    """
     layer = used["layer"]
 
     def predict(position: int, some: Tensor) -> Tensor:
@@ -222,11 +228,11 @@ def probe_run(
     depth: float = ASMIConfig.depth,
     **settings: Any,
 ) -> dict[str, Any]:
-    """`probe_tokens` of a finished run.
+    """`probe_tokens` on a finished run.
 
     Args:
-        run: run folder or manager file, of the config asmi_heads.
-        model, gguf_file, dtype, device_map: as for `host.loading.load_named`.
+        run: run folder or manager file of the config asmi_heads.
+        model, gguf_file, dtype, device_map: see `host.loading.load_named`.
         depth: relative depth of the masked layer.
         **settings: `count`, `draws` and `seed`.
     """
@@ -235,8 +241,8 @@ def probe_run(
     if not saved:
         depths = ", ".join(f"{used['depth']:g}" for used in finished.settings()) or "none"
         raise ValueError(
-            f"{run} lacks masks at depth {depth:g} (its depths: {depths}): the probe needs a run "
-            "of the config asmi_heads (asmi.details=true)"
+            f"{run} lacks masks at depth {depth:g} (its depths: {depths}): the probe needs "
+            "a run of the config asmi_heads (asmi.details=true)"
         )
     loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
     answers = answers_of(finished, tokenizer)

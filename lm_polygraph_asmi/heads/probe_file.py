@@ -1,6 +1,6 @@
-"""The causal probe's file: predictions with some heads ablated.
+"""The file of the causal probe, which holds predictions with some heads ablated.
 
-It is next to `ue_manager_seed1` as `asmi_probe_seed1.json` and has predictions. From these,
+It is written beside `ue_manager_seed1` as `asmi_probe_seed1.json`. From its predictions,
 `lm_polygraph_asmi.heads.analysis.probe` computes flip rates.
 """
 
@@ -21,13 +21,13 @@ class Probe:
     """Probed tokens of one run: n tokens, K numbers of ablated heads.
 
     Attributes:
-        settings: parameters of ASMI in the run whose masks chose tokens and heads.
+        settings: ASMI's settings in the run whose masks chose tokens and heads.
         k: numbers of ablated heads.
-        tokens: columns (n,): "row" (in the run's order), "position", "token" (of the answer), "mi",
-            "argmax" (of the unmasked model), "replayed" (of the passes without an ablation).
+        tokens: columns (n,): "row" (in the run), "position", "token" (of the answer), "mi",
+            "argmax" (of the unmasked model), "replayed" (of the pass without an ablation).
         groups: "high" and "low" MI -> indices into the columns.
-        predicted: "critical" -> (n, K), "random" -> (n, K, draws) most likely token without these
-            heads.
+        predicted: most likely token without these heads: "critical" -> (n, K), "random" ->
+            (n, K, draws).
     """
 
     settings: dict[str, Any]
@@ -37,9 +37,9 @@ class Probe:
     predicted: dict[str, np.ndarray]
 
     def flipped(self, rule: str, group: str) -> np.ndarray:
-        """(m, K) whether each token of a group flips; for random heads, in which share of draws.
+        """(m, K) whether each token of a group flips; for random heads, the share of draws.
 
-        A token flips if another one is predicted than without an ablation.
+        A token flips if another token is predicted than without an ablation.
         """
         chosen, predicted = self.groups[group], self.predicted[rule]
         draws = predicted[chosen].reshape(len(chosen), len(self.k), -1)
@@ -47,13 +47,13 @@ class Probe:
 
 
 def probe_path(manager: str | Path) -> Path:
-    """Probe of a manager file: `ue_manager_seed1` -> `asmi_probe_seed1.json`."""
+    """Path of a manager file's probe: `ue_manager_seed1` -> `asmi_probe_seed1.json`."""
     manager = Path(manager)
     return manager.with_name(f"{manager.name.replace('ue_manager', 'asmi_probe')}.json")
 
 
 def read_probe(manager: str | Path) -> Probe | None:
-    """The probe of a manager file, None if there is none. ValueError if it is damaged."""
+    """The probe of a manager file; None if there is none, ValueError if it is damaged."""
     path = probe_path(manager)
     try:
         content = read_json(path)
@@ -70,11 +70,11 @@ def read_probe(manager: str | Path) -> Probe | None:
         return None
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged, or no file of `polygraph_asmi heads probe`: {error!r}. "
+            f"{path} is damaged, or is not a file of `polygraph_asmi heads probe`: {error!r}. "
             "Remove it and run the command again"
         ) from error
 
 
 def write_probe(content: Mapping[str, Any], path: str | Path) -> None:
-    """Write a probe atomically. `read_probe` finds it if it is at `probe_path`."""
+    """Write a probe atomically. `read_probe` finds it only if `path` is its `probe_path`."""
     write_whole(path, to_json({"format": FORMAT, **content}))

@@ -1,1 +1,1 @@
-"""Adapters for LM-Polygraph, its models and its side models; no score is computed here."""
+"""Adapters to LM-Polygraph, its models and its side models. No score is computed here."""

@@ -1,8 +1,8 @@
-"""LM-Polygraph's quality metric AlignScore, with a checkpoint that is read whole, or not at all.
+"""LM-Polygraph's quality metric AlignScore, with a checkpoint that is checked when it is read.
 
-LM-Polygraph loads it with `strict=False`: with another model's file the scores are those of an
-untrained head, and nothing is reported. It also reads a local file with `weights_only=True`, which
-fails if a trainer saved objects of its own beside the weights.
+LM-Polygraph loads the checkpoint with `strict=False`. If the file belongs to another model, the
+scores come from an untrained head, and nothing is reported. LM-Polygraph also reads a local file
+with `weights_only=True`, which fails if the trainer saved other objects beside the weights.
 """
 
 import logging
@@ -24,36 +24,36 @@ from lm_polygraph_asmi.validation import listed
 
 FILE = "AlignScore-large.ckpt"
 CHECKPOINT = "yzha/AlignScore"
-"""The repository of LM-Polygraph's default."""
+"""The hub repository from which LM-Polygraph downloads the checkpoint by default."""
 EXPECTED = f"expected align_score_path to name the file {FILE}, or {CHECKPOINT}"
 SCORING = ("base_model.", "tri_layer.")
-"""Parts that make the score; the rest served training."""
+"""Prefixes of the weights that compute the score. Other weights were used only in training."""
 UNUSED = ".position_ids"
-"""Buffers that older releases of transformers saved; newer ones count positions."""
+"""Suffix of buffers that older releases of transformers saved, and newer ones compute."""
 TENSORS = {
     ("collections", "OrderedDict"),
     ("torch._utils", "_rebuild_tensor_v2"),
     ("torch._utils", "_rebuild_parameter"),
 }
-"""What a checkpoint may call."""
+"""The only functions and classes that a checkpoint may call."""
 
 log = logging.getLogger("lm_polygraph")
 
 
 class _Skipped(dict[Any, Any]):
-    """Takes the place of an object that a trainer saved beside the weights, and keeps nothing.
+    """Replaces an object that a trainer saved beside the weights, and keeps nothing of it.
 
-    So the code of the object's class is not run.
+    So no code of the object's class is run.
     """
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Accepts what the object's class would be given."""
+        """Accept any arguments that the object's class would get."""
 
     __setstate__ = append = extend = __init__
 
 
 class _OnlyWeights(pickle.Unpickler):
-    """Makes tensors and plain containers; torch itself looks up storages."""
+    """Unpickles only tensors and plain containers; torch itself looks up storages."""
 
     def find_class(self, module: str, name: str) -> Any:
         return super().find_class(module, name) if (module, name) in TENSORS else _Skipped
@@ -62,24 +62,25 @@ class _OnlyWeights(pickle.Unpickler):
 class AlignScore(HostAlignScore):
     """AlignScore as LM-Polygraph computes it, in [0, 1]; higher = better supported.
 
-    `ckpt_path` names the weights, see `source_of`. All other arguments are those of LM-Polygraph's
-    metric, which does not use `lang` either. ConnectionError: the checkpoint cannot be downloaded.
-    ValueError: the file is another. Source: Zha et al. (2023), AlignScore.
+    `ckpt_path` names the weights (see `source_of`). All other arguments are those of LM-Polygraph's
+    metric, which does not use `lang` either. Raises ConnectionError: the checkpoint cannot be
+    downloaded. Raises ValueError: the file is not a checkpoint of AlignScore. Source: Zha et al.
+    (2023), AlignScore.
     """
 
     def __init__(self, lang: str = "en", ckpt_path: str = CHECKPOINT, **settings: Any) -> None:
         weights = read_weights(ckpt_path)
-        # It would ask for NLTK's data each time, and warn of weights that are loaded afterwards.
+        # LM-Polygraph downloads NLTK's data each time, and warns of weights that are loaded later.
         with patch("nltk.download"), patch(f"{HostAlignScore.__module__}_utils.warning"):
             super().__init__(lang, ckpt_path=None, **settings)
         load_weights(self.scorer.model.model, weights, str(ckpt_path))
 
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint by name, on the processor; no code in it is run.
+    """The weights of a checkpoint by name, on the CPU. No code inside the file is run.
 
-    Of a file that is an archive, as torch saves them, only names and shapes are read at once: the
-    values follow when they are used. ValueError: this is no checkpoint of AlignScore.
+    If the file is a zip archive, as torch saves them, the values are read only when they are used.
+    Raises ValueError: the file is not a checkpoint of AlignScore.
     """
     source = source_of(str(checkpoint))
     path = source.download() / str(source.part) if source else Path(checkpoint)
@@ -88,11 +89,11 @@ def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
         __name__=__name__,
     )  # fmt: skip
     try:
-        # `only_weights` decides, which skips what is no weight.
+        # Not `weights_only`: the unpickler above skips everything that is not a weight.
         content = torch.load(
             path, "cpu", weights_only=False, pickle_module=only_weights, mmap=is_zipfile(path)
         )
-    except Exception as error:  # its type depends on what is wrong
+    except Exception as error:  # a damaged file can raise anything
         raise ValueError(
             f"{checkpoint} cannot be read as weights ({type(error).__name__}: {error}): {EXPECTED}"
         ) from error
@@ -106,12 +107,14 @@ def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
-    """Load weights into AlignScore's model; ValueError unless all that makes the score is there."""
+    """Load weights into AlignScore's model; ValueError if a weight that scores is missing."""
     try:
         missing, unused = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:  # weights of other shapes
-        said = " ".join(str(error).split())
-        raise ValueError(f"{checkpoint} is another model's: {said:.300}. {EXPECTED}") from error
+        problem = " ".join(str(error).split())
+        raise ValueError(
+            f"{checkpoint} holds weights of another model: {problem:.300}. {EXPECTED}"
+        ) from error
     if lacking := [n for n in missing if n.startswith(SCORING) and not n.endswith(UNUSED)]:
         raise ValueError(f"{checkpoint} lacks {listed(lacking)}: {EXPECTED}")
     if more := [name for name in unused if not name.endswith(UNUSED)]:
@@ -119,14 +122,14 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
 
 
 def source_of(checkpoint: str) -> Repository | None:
-    """The hub's file that is named: "owner/name", also with "@revision", or a URL of the file.
+    """The hub file that `checkpoint` names: "owner/name", "owner/name@revision", or a file's URL.
 
-    None for a local file. A URL is asked of the hub that is set, which may be a mirror.
+    None for a local file. For a URL, the configured hub is asked, which may be a mirror.
     """
     name = r"([\w-]+/[\w.-]+?)"
-    found = re.fullmatch(
+    match = re.fullmatch(
         rf"{name}(?:@([\w.-]+))?|https?://[^/]+/{name}/resolve/(.+?)/([^?]+).*", checkpoint
     )
-    if found is None or Path(checkpoint).exists():
+    if match is None or Path(checkpoint).exists():
         return None
-    return Repository(found[1] or found[3], found[2] or found[4], part=found[5] or FILE)
+    return Repository(match[1] or match[3], match[2] or match[4], part=match[5] or FILE)

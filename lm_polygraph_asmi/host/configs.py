@@ -1,4 +1,4 @@
-"""The shipped configs: their folder, their nodes, and the node `asmi` with every setting."""
+"""The shipped configs: their folder, their nodes, and the node `asmi` with all settings."""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -12,12 +12,12 @@ from lm_polygraph_asmi.config import ASMIConfig
 
 PACKAGE = Path(__file__).parents[1]
 CALCULATOR_OPTIONS = ("details", "result_cache")
-"""Arguments of the masked-heads calculator's builder besides settings and depths."""
+"""Arguments for building the masked-heads calculator, besides settings and depths."""
 
 
 @lru_cache(maxsize=1)
 def configs_path() -> Path:
-    """Folder of the `asmi_*.yaml` configs: in the package if installed, beside it in a checkout."""
+    """Folder of the `asmi_*.yaml` configs: inside an installed package, beside it in a checkout."""
     for candidate in (PACKAGE / "configs", PACKAGE.parent / "configs"):
         if (candidate / "asmi_demo.yaml").is_file():
             return candidate.resolve()
@@ -25,12 +25,12 @@ def configs_path() -> Path:
 
 
 def container(node: DictConfig) -> dict[str, Any]:
-    """A node of a run's config as plain values, interpolations resolved."""
+    """A node of a run's config as plain values, with interpolations resolved."""
     return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
 
 
 def has_shipped_script(model: Mapping[str, Any]) -> bool:
-    """Whether a run's model is loaded by a shipped script; a user's may load anything."""
+    """Whether a shipped script loads a run's model. A user's own script may load anything."""
     script = model.get("path_to_load_script")
     return not script or Path(str(script)).is_relative_to(configs_path())
 
@@ -38,9 +38,9 @@ def has_shipped_script(model: Mapping[str, Any]) -> bool:
 def needed_calculators(
     stats: Iterable[str], entries: Iterable[Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Entries of calculators that statistics need, directly or not, by name; and what none returns.
+    """The calculators on which statistics depend, directly or not, by name; and what none computes.
 
-    Of several entries that return a statistic, the last one counts.
+    If several entries compute a statistic, the last of them is used.
     """
     provider = {stat: entry for entry in entries for stat in entry.stats}
     needed: dict[str, Any] = {}
@@ -57,5 +57,5 @@ def needed_calculators(
 
 
 def store_settings() -> None:
-    """Register `asmi_config` for defaults lists: the node `asmi` with the default settings."""
+    """Register `asmi_config` for defaults lists: a node `asmi` with the default settings."""
     ConfigStore.instance().store("asmi_config", {"asmi": ASMIConfig().to_dict()})

@@ -1,6 +1,6 @@
-"""Converts SmolLM2's GGUF file, which transformers takes long to read, once for an environment.
+"""Convert SmolLM2's GGUF file once per environment, since transformers is slow to read it.
 
-`python -m lm_polygraph_asmi.host.convert` writes the folder that "smollm2" loads from then on.
+`python -m lm_polygraph_asmi.host.convert` writes the folder that "smollm2" then loads.
 """
 
 import shutil
@@ -13,10 +13,10 @@ from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, converted_folder, weights_
 
 
 def convert() -> None:
-    """Save model (float32) and tokenizer in `converted_folder`, which appears when complete."""
+    """Save model (float32) and tokenizer in `converted_folder`, which exists only when complete."""
     package, folder = str(weights_folder()), converted_folder()
     partial = partial_of(folder)
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed process
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
     print(f"Converting SmolLM2-135M-Instruct into {folder} ...", file=sys.stderr)
     with quiet():
         load_model(package, "float32", None, gguf_file=GGUF_FILE).save_pretrained(partial)
@@ -27,14 +27,15 @@ def convert() -> None:
 
 
 def _align(file: Path) -> None:
-    """Let the tensors of a file begin at multiples of 64 bytes, as those of torch do.
+    """Move a file's tensors to multiples of 64 bytes, where torch also puts its tensors.
 
-    The file is mapped into memory, and kernels round by the address. Spaces may end its header.
+    The file is mapped into memory, and kernels round depending on the address. To move the tensors,
+    spaces are added at the end of the file's header.
     """
     content = file.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     spaces = -end % 64
-    file.unlink()  # another user may not read it
+    file.unlink()  # only its owner may read it; a new file has the usual permissions
     length = (end - 8 + spaces).to_bytes(8, "little")
     file.write_bytes(b"".join([length, content[8:end], b" " * spaces, content[end:]]))
 

@@ -1,4 +1,4 @@
-"""A model's own generation config, of which runs and scores follow only the special tokens."""
+"""A model's own generation config. Runs and scores use only its special tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,23 +15,24 @@ HARMLESS = {
     "disable_compile", "compile_config", "is_assistant", "num_assistant_tokens",
     "num_assistant_tokens_schedule", "assistant_confidence_threshold", "trust_remote_code",
 }  # fmt: skip
-"""Settings that change neither greedy answers nor samples, or that every call sets."""
+"""Settings that do not change answers or samples, or that every call sets anyway."""
 
 
 def plain_generation(config: GenerationConfig) -> GenerationConfig:
-    """The special tokens of a generation config, and transformers' defaults for all else."""
+    """A generation config with the given one's special tokens, and defaults for all else."""
     return GenerationConfig(**{name: getattr(config, name) for name in SPECIAL_TOKENS})
 
 
 def shipped_settings(config: GenerationConfig) -> dict[str, Any]:
-    """What a generation config sets that can change answers or probabilities, by name.
+    """Settings of a generation config that can change answers or probabilities, by name.
 
-    Whatever differs from transformers' defaults, so that settings of later releases count.
+    They are all settings that differ from transformers' defaults, so that settings of later
+    releases are included.
     """
     defaults = GenerationConfig().to_dict()
-    # Newer releases fill these in when they generate.
+    # Newer releases fill these in during generation.
     defaults |= getattr(GenerationConfig, "_get_default_generation_params", dict)()
-    # What changes nothing: of older Gemma, ignored by newer releases; no guidance.
+    # These have no effect: newer releases ignore the first (of older Gemma); 1.0 means no guidance.
     defaults |= {"cache_implementation": "hybrid", "guidance_scale": 1.0}
     return {
         name: value
@@ -42,15 +43,15 @@ def shipped_settings(config: GenerationConfig) -> dict[str, Any]:
 
 
 def read_shipped(model: Mapping[str, Any]) -> dict[str, Any]:
-    """`shipped_settings` of a config's node `model`, without its weights; OSError without files."""
+    """`shipped_settings` of a node `model`, read without weights; OSError if files are missing."""
     chosen = model.get("load_model_args") or {}
     if model.get("type", "CausalLM") != "CausalLM" or chosen.get("gguf_file"):
-        return {}  # a model behind an interface; a file without such settings
+        return {}  # a model behind an API, or a GGUF file, which has no such settings
     where = {n: chosen[n] for n in ("revision", "cache_dir", "token") if chosen.get(n)}
     with quiet():
         try:
             shipped = GenerationConfig.from_pretrained(model["path"], **where)
-        except OSError:  # as transformers does: older models have them in config.json
+        except OSError:  # like transformers, since older models have them in config.json
             shipped = GenerationConfig.from_pretrained(
                 model["path"], config_file_name="config.json", _from_model_config=True, **where
             )

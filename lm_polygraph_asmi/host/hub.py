@@ -1,4 +1,4 @@
-"""Models, files and data sets of a hub: are they here, could they be had, and getting them."""
+"""Models, files and datasets of a hub: what is on this machine, what is missing, downloads."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.validation import did_you_mean
 
 SECONDS = 5.0
-"""Longest wait for each answer of a hub that is asked what it has."""
+"""Longest wait in seconds for one answer of the hub about what it has."""
 ADAPTER = "adapter_config.json"
 PARTS = {
     "configuration": ["config.json", ADAPTER],
@@ -24,19 +24,19 @@ PARTS = {
     "tokenizer": ["tokenizer.json", "vocab.*", "spm.model", "sentencepiece.bpe.model",
                   "tokenizer.model", "*.tiktoken"],
 }  # fmt: skip
-"""Part of a model -> files, one of which must exist; weights may also be shards with an index."""
+"""Part of a model -> file patterns, one of which must exist. Weights may also be indexed shards."""
 READ = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py"]
-"""Files that transformers reads beside the weights."""
+"""Files that transformers reads besides the weights."""
 WEIGHTS = ("*model[.-]*safetensors", "*model[.-]*bin")
-"""Files of weights; transformers loads those of the first form that there is."""
+"""Patterns of weights files. transformers loads the files of the first pattern that matches."""
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository of the hub, or a local folder in its place.
+    """A repository of the hub, or a local folder.
 
-    `part`: the file or folder that is needed of it; None: what transformers loads of a model, or
-    all of a data set.
+    `part`: the file or folder of it that is needed. None: the files that transformers loads of a
+    model, or all files of a dataset.
     """
 
     name: str
@@ -47,17 +47,17 @@ class Repository:
 
     @property
     def folder(self) -> Path | None:
-        """Where its files are on this machine, which may not be all; None: nowhere."""
+        """Its folder on this machine, perhaps without some of its files; None if there is none."""
         if Path(self.name).is_dir():
             return Path(self.name)
         for file in [self.part] if self.part else PARTS["configuration"]:
-            if found := self.cached(file):
-                return Path(found.removesuffix(file))
+            if path := self.cached(file):
+                return Path(path.removesuffix(file))
         return None
 
     @property
     def base(self) -> str | None:
-        """The model that it adapts, if it is one of PEFT's adapters and on this machine."""
+        """The base model, if this is a PEFT adapter on this machine; otherwise None."""
         file = Path(self.name, ADAPTER)
         with suppress(errors.HFValidationError):  # a local folder
             file = Path(self.cached(ADAPTER) or file)
@@ -65,13 +65,13 @@ class Repository:
         return config.get("base_model_name_or_path")
 
     def cached(self, file: str) -> str | None:
-        """Where the hub's cache has a file of it."""
+        """Path of one of its files in the hub's cache; None if it is not there."""
         place = self.name, file, self.cache, self.revision, self.kind
-        found = huggingface_hub.try_to_load_from_cache(*place)
-        return found if isinstance(found, str) else None
+        path = huggingface_hub.try_to_load_from_cache(*place)
+        return path if isinstance(path, str) else None
 
     def missing(self) -> list[str]:
-        """Its parts that are not on this machine."""
+        """Its parts that are not completely on this machine."""
         parts = {self.part: [self.part]} if self.part else PARTS
         if (folder := self.folder) is None:
             return list(parts)
@@ -82,7 +82,7 @@ class Repository:
         return [part for part in parts if part not in there]
 
     def listed(self) -> dict[str, int | None]:
-        """The files of it that are needed, and their bytes (None: not known).
+        """Names of the needed files on the hub, with their sizes in bytes (None: unknown).
 
         Raises the hub's own errors.
         """
@@ -101,7 +101,7 @@ class Repository:
                 *filter_repo_objects(top, allow_patterns=READ),
                 *next(filter(None, weights), []),
             ]
-        # A gated repository lists its files for everyone, but only some may read them.
+        # Everyone can list the files of a gated repository, but only some users may read them.
         url = huggingface_hub.hf_hub_url(
             self.name, [*names, "config.json"][0], repo_type=kind, revision=revision
         )
@@ -109,19 +109,19 @@ class Repository:
         return {name: sizes.get(name) for name in names}
 
     def size(self) -> int | None:
-        """Bytes that are still to be downloaded; None if the hub does not tell."""
+        """Number of bytes that are still to be downloaded; None if the hub does not report them."""
         try:
             sizes = [size for name, size in self.listed().items() if not self.cached(name)]
-        except Exception:  # some types of errors differ between releases
+        except Exception:  # types of errors differ between releases of huggingface_hub
             return None
         return None if None in sizes else sum(filter(None, sizes))
 
     def refusal(self) -> str | None:
-        """Why the hub does not provide it, and what to do; None if it does."""
+        """Why the hub does not provide it, and what to do; None if the hub provides it."""
         hub, meant = f"the hub ({constants.ENDPOINT})", nearest_shipped(self.name)
         try:
             self.listed()
-        except Exception as error:  # as above
+        except Exception as error:  # types differ between releases, as above
             reasons = {
                 errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE blocks the hub"
                 f"{meant * ('/' not in self.name)}; {fetch_command(self.name)}",
@@ -138,7 +138,7 @@ class Repository:
         return None
 
     def problem(self) -> str | None:
-        """Why it cannot be loaded; None: it is on this machine, or the hub provides it."""
+        """Why it cannot be loaded; None if it is on this machine or the hub provides it."""
         try:
             missing = self.missing()
         except errors.HFValidationError:
@@ -152,9 +152,10 @@ class Repository:
         return f"is {here}, and {refusal}"
 
     def download(self) -> Path:
-        """Its folder, when all is on this machine, with its base; ConnectionError if not.
+        """Download all files, also of its base model, and return its folder.
 
-        One file after the other: of several at once, each would be tried again for a minute.
+        Raises ConnectionError: a download failed. Files are downloaded one after the other: if
+        several fail at once, each is retried for a minute.
         """
         try:
             for name in self.listed() if self.missing() else ():
@@ -162,22 +163,22 @@ class Repository:
                     self.name, name, repo_type=self.kind, revision=self.revision,
                     cache_dir=self.cache,
                 )  # fmt: skip
-        except Exception as error:  # as above
+        except Exception as error:  # types differ between releases, as above
             reason = self.refusal() or f"{error}".split("\n")[0]
-            raise ConnectionError(f"{self.name} was not downloaded to its end: {reason}") from error
+            raise ConnectionError(f"{self.name} was not downloaded completely: {reason}") from error
         if base := self.base:
             Repository(base, cache=self.cache).download()
         return self.folder or Path(file.removesuffix(name))
 
 
 def _has_shards(index: Path) -> bool:
-    """Whether all weights that an index names are there."""
+    """Whether all weights files that an index names exist."""
     shards = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values()
     return bool(shards) and all(index.with_name(shard).is_file() for shard in {*shards})
 
 
 def nearest_shipped(name: str) -> str:
-    """The name in the shipped configs that a wrong one is nearest to, as a question; or empty."""
+    """A question that suggests the most similar name in the shipped configs; or empty."""
     texts = "".join(file.read_text(encoding="utf-8") for file in configs_path().rglob("*.yaml"))
     known = (
         re.findall(r"(?:path|source): \[?([\w.-]+/[\w.-]+)", texts) if "/" in name else ["smollm2"]
@@ -186,14 +187,14 @@ def nearest_shipped(name: str) -> str:
 
 
 def fetch_command(name: str) -> str:
-    """How to get a repository where there is a connection, or with it all that a run needs."""
+    """How to download a repository elsewhere; during a run, how to download all that it needs."""
     from hydra.core.hydra_config import HydraConfig
 
     command = ["hf", "download", name]
     if HydraConfig.initialized():
         hydra = HydraConfig.get()
         name, sources = str(hydra.job.config_name), hydra.runtime.config_sources
-        own = [
+        config_folders = [
             s.path
             for s in sources
             if s.provider in ("main", "command-line")
@@ -201,7 +202,7 @@ def fetch_command(name: str) -> str:
             and Path(s.path) != configs_path()
             and Path(s.path, f"{name.removesuffix('.yaml')}.yaml").is_file()
         ]
-        folder = [word for path in own[-1:] for word in ("--config-dir", path)]
+        folder = [word for path in config_folders[-1:] for word in ("--config-dir", path)]
         command = ["polygraph_asmi", "fetch", "--config-name", name, *folder]
         command += [*hydra.overrides.task]
     return f"where there is a connection, run `{shlex.join(command)}`"

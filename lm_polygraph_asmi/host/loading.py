@@ -1,4 +1,4 @@
-"""Loads a model and its tokenizer from a folder, the cache or a hub."""
+"""Load a model and its tokenizer from a folder, the cache, or a hub."""
 
 import io
 import os
@@ -28,9 +28,9 @@ from lm_polygraph_asmi.host.hub import ADAPTER, Repository
 from lm_polygraph_asmi.host.smollm2 import log, smollm2_source
 
 SMOLLM2 = "smollm2"
-"""Name of the demo's model."""
+"""Name that loads the demo's model."""
 TOO_LOW = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
-"""Values of ONEDNN_MAX_CPU_ISA below the instructions for bfloat16."""
+"""Values of ONEDNN_MAX_CPU_ISA that exclude the instructions for bfloat16."""
 
 
 def load_model(
@@ -41,15 +41,15 @@ def load_model(
     trust_remote_code: bool = False,
     **kwargs: Any,
 ) -> PreTrainedModel:
-    """A causal language model from a folder or hub ID, in evaluation mode; OSError without it.
+    """Load a causal language model in evaluation mode; OSError if files are missing.
 
     Args:
-        dtype: the name of a torch dtype; or "auto", that of the files, but float32 in place of
-            bfloat16 on a processor without instructions for it.
-        attn_implementation: eager by default, because LM-Polygraph's RAUQ reads attention maps.
-            ASMI's passes follow the option `attention` of its calculator. None: transformers'
-            choice.
-        device_map, trust_remote_code, **kwargs: for `from_pretrained`.
+        model_path: folder or hub ID.
+        dtype: the name of a torch dtype, or "auto". "auto" takes the dtype of the files, but
+            float32 instead of bfloat16 on a CPU without instructions for bfloat16.
+        attn_implementation: "eager" by default, because LM-Polygraph's RAUQ reads attention maps.
+            ASMI's passes use the calculator's option `attention`. None: transformers' choice.
+        device_map, trust_remote_code, **kwargs: passed to `from_pretrained`.
     """
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"expected dtype auto or a torch dtype such as float32, got {dtype!r}")
@@ -60,8 +60,9 @@ def load_model(
         raise OSError(f"cannot load the model {model_path}: it {problem}; name a local folder")
     if Path(model_path, ADAPTER).is_file() and not is_peft_available():
         raise ValueError(
-            f"cannot load the model {model_path}: it is an adapter ({ADAPTER}), which transformers "
-            "loads with PEFT, or leaves out without a word. Install it (pip install peft)"
+            f"cannot load the model {model_path}: it is an adapter ({ADAPTER}), which needs PEFT. "
+            "Without PEFT, transformers ignores the adapter silently. Install it (pip install "
+            "peft)"
         )
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -83,19 +84,20 @@ def load_model(
         if "Unrecognized model" not in str(error):
             raise
         raise ValueError(
-            f"cannot load the model {model_path}: its config.json is missing or has no model_type. "
-            "Name a folder written by transformers' save_pretrained; for weights in a GGUF file, "
-            "also name the file (gguf_file)"
+            f"cannot load the model {model_path}: its config.json is missing or has no "
+            "model_type. Name a folder written by transformers' save_pretrained; for weights in "
+            "a GGUF file, also name the file (gguf_file)"
         ) from error
     if kwargs.get("gguf_file") and all(w.is_floating_point() for w in model.parameters()):
         _unquantized(model)
     if dtype == "auto" and _slow_in_bfloat16(model):
         log.warning(
-            "%s is loaded in float32: this processor has no instructions for bfloat16, the type of "
-            "its files, and would take several times as long. dtype=bfloat16 keeps it",
+            "%s is loaded in float32: its files are in bfloat16, for which this CPU has no "
+            "instructions, so that it would take several times as long. To keep bfloat16, set "
+            "dtype=bfloat16",
             model_path,
         )
-        del model  # or both would be in memory
+        del model  # otherwise both models would be in memory
         return load_model(
             model_path, "float32", device_map, attn_implementation, trust_remote_code, **kwargs
         )
@@ -103,7 +105,7 @@ def load_model(
 
 
 def _slow_in_bfloat16(model: PreTrainedModel) -> bool:
-    """Whether a model runs in bfloat16 on a processor that has no instructions for it."""
+    """Whether a model runs in bfloat16 on a CPU that has no instructions for it."""
     on_processor = {weights.device.type for weights in model.parameters()} == {"cpu"}
     plain = getattr(model, "hf_quantizer", None) is None
     bfloat16 = lowest_precision(model) == torch.bfloat16
@@ -111,11 +113,11 @@ def _slow_in_bfloat16(model: PreTrainedModel) -> bool:
 
 
 def has_bfloat16() -> bool:
-    """Whether this processor has instructions for products of bfloat16 matrices (AVX512_BF16, AMX),
-    and no variable of the environment forbids oneDNN to use them.
+    """Whether this CPU has instructions for bfloat16 matrix products, and oneDNN may use them.
 
-    ATEN_CPU_CAPABILITY caps other operators only, which hardly matter. True for processors other
-    than x86, of which nothing was measured.
+    The instructions are AVX512_BF16 and AMX; an environment variable can forbid oneDNN to use them.
+    ATEN_CPU_CAPABILITY limits only other operators, which hardly matter. The result is True for
+    CPUs other than x86, which were not measured.
     """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
@@ -126,9 +128,10 @@ def has_bfloat16() -> bool:
 
 
 def _unquantized(model: PreTrainedModel) -> None:
-    """Describe a model read from a GGUF file as the folder that it is saved in would.
+    """Describe a model read from a GGUF file like the folder in which it would be saved.
 
-    Its weights are no longer in blocks; by its description, calibrations and caches know it again.
+    Its weights are no longer quantized in blocks. With the same description, calibrations and
+    caches recognise the model.
     """
     for name in ("hf_quantizer", "is_quantized", "quantization_method"):
         vars(model).pop(name, None)
@@ -139,7 +142,7 @@ def _unquantized(model: PreTrainedModel) -> None:
 def load_tokenizer(
     model_path: str, trust_remote_code: bool = False, **kwargs: Any
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, padding on the left for generation in batches."""
+    """Load a model's tokenizer, with padding on the left for generation in batches."""
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             model_path, padding_side="left", trust_remote_code=trust_remote_code, **kwargs
@@ -154,22 +157,22 @@ def load_tokenizer(
     return tokenizer
 
 
-@lru_cache(maxsize=1)  # notebooks call it repeatedly
+@lru_cache(maxsize=1)  # notebooks load the same model repeatedly
 def load_named(
     name: str, gguf_file: str | None = None, dtype: str = "auto", device_map: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer by name, without progress bars; the last pair stays in memory.
+    """Load model and tokenizer by name, without progress bars; the last pair is cached.
 
     Args:
-        name: folder, hub ID, or "smollm2", the demo's model.
-        gguf_file: GGUF file in the folder with the weights.
-        dtype, device_map: as for `load_model`.
+        name: folder, hub ID, or "smollm2" for the demo's model.
+        gguf_file: GGUF file in the folder that holds the weights.
+        dtype, device_map: see `load_model`.
     """
     if name == SMOLLM2:
         if gguf_file is not None or dtype not in ("auto", "float32"):
             raise ValueError(
-                f"expected no gguf_file and dtype for {SMOLLM2} (one file, float32), "
-                f"got {gguf_file!r} and {dtype!r}"
+                f"{SMOLLM2} is one file, loaded in float32: leave gguf_file and dtype out, got "
+                f"{gguf_file!r} and {dtype!r}"
             )
         (folder, gguf_file), dtype = smollm2_source(), "float32"
         name = str(folder)
@@ -181,31 +184,32 @@ def load_named(
     except ValueError as error:
         if Path(name, ADAPTER).is_file() and "ignore_mismatched" in str(error):
             raise ValueError(
-                f"cannot load {name}: this adapter has other shapes than its base model, as after "
-                "resizing the vocabulary. Save the merged model (PEFT's merge_and_unload, then "
-                f"save_pretrained) and name its folder. {error}"
+                f"cannot load {name}: the shapes of this adapter differ from its base model's, as "
+                "after resizing the vocabulary. Save the merged model (PEFT's merge_and_unload, "
+                f"then save_pretrained) and name its folder. {error}"
             ) from error
         raise
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide progress bars, notes and warnings of other libraries; errors are still raised.
+    """Hide progress bars, notes and warnings of other libraries. Errors are still raised.
 
-    Warnings of this package are logged when the block ends. A RuntimeError after a report of
-    transformers, such as one of weights that do not fit, becomes a ValueError with the report.
+    Warnings of this package are logged when the block ends. If transformers reports a problem, such
+    as weights that do not fit, and then raises RuntimeError, a ValueError with the report is
+    raised.
     """
     report = io.StringIO()
     handler, verbosity = StreamHandler(report), logging.get_verbosity()
     logging.disable_default_handler()
-    library = logging.get_logger()  # whose own `remove_handler` fails in older releases
+    library = logging.get_logger()  # in older releases, `logging.remove_handler` fails
     library.addHandler(handler)
     logging.set_verbosity_warning()
     records: list[Any] = []
-    hold: Any = records.append  # as it returns None, nothing passes
+    hold: Any = records.append  # a filter that returns None holds a record back
     log.addFilter(hold)
     try:
-        # No setting of transformers hides the progress bar of converting GGUF weights.
+        # No setting of transformers hides the progress bar while GGUF weights are converted.
         with redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield

@@ -1,7 +1,7 @@
-"""Classes of LM-Polygraph 0.7.0 that a run replaces until its end, since no setting would do.
+"""Classes of LM-Polygraph 0.7.0 that are replaced during a run, where no setting would help.
 
-Its script, `polygraph_eval`, finds them by their names among its globals. `tests/host/test_mends`
-fails when a release of LM-Polygraph makes one needless.
+LM-Polygraph's script, `polygraph_eval`, looks them up by name in its globals.
+`tests/host/test_mends` fails if a release of LM-Polygraph makes a replacement unnecessary.
 """
 
 from collections.abc import Iterator
@@ -19,20 +19,20 @@ from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 MENDS = {
     # alignscore_utils.py: `load_state_dict(state_dict, strict=False)` takes any checkpoint.
     "AlignScore": (HostAlignScore, AlignScore),
-    # rouge_score's tokenizer drops letters: "Huế" and "Huệ" are the same.
+    # rouge_score's tokenizer drops letters, so that "Huế" and "Huệ" are the same.
     "RougeMetric": (HostRouge, RougeMetric),
-    # utils/model.py: `generate` prepares stop strings anew for each answer, and follows the
+    # utils/model.py: `generate` prepares stop strings again for each answer, and applies the
     # processors of a model's own generation config.
     "WhiteboxModel": (WhiteboxModel, StopsOnceModel),
 }
-"""Name -> LM-Polygraph's class, and the one in its place. A script's own classes stay."""
+"""Name -> LM-Polygraph's class, and its replacement. Classes of a user's script are kept."""
 
 
 @contextmanager
 def mended(script: dict[str, Any]) -> Iterator[None]:
-    """Inside the block, the globals of LM-Polygraph's script have the mends and our metrics.
+    """Inside the block, a script's globals hold the replacements and our metrics.
 
-    The script finds a metric that a config names by `globals()[metric_name]`.
+    LM-Polygraph's script finds a metric that a config names by `globals()[metric_name]`.
     """
     changed = {name: metric for name, metric in METRICS.items() if name not in script}
     changed |= {name: ours for name, (theirs, ours) in MENDS.items() if script.get(name) is theirs}

@@ -1,4 +1,4 @@
-"""The transformers model and the exact prompt ids behind LM-Polygraph's models and batches."""
+"""The transformers model inside a LM-Polygraph model, and the exact token ids of its prompts."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def is_host_model(model: Any) -> "TypeGuard[Model]":
-    """Whether this is a LM-Polygraph model, without importing LM-Polygraph.
+    """Whether this is a LM-Polygraph model. Does not import LM-Polygraph, which takes seconds.
 
-    The import takes seconds; such a model can only exist if LM-Polygraph is already imported.
+    Such a model can exist only if LM-Polygraph is already imported.
     """
     module = sys.modules.get("lm_polygraph.utils.model")
     return module is not None and isinstance(model, module.Model)
 
 
 def causal_model(model: "Model") -> PreTrainedModel:
-    """The transformers model inside LM-Polygraph's `WhiteboxModel`, or a TypeError.
+    """The transformers model inside LM-Polygraph's `WhiteboxModel`; TypeError for other models.
 
-    Nothing is asked of it: baselines also run on a model whose heads cannot be masked.
+    It is not checked that heads can be masked, since baselines also run on other models.
     """
     kind = getattr(model, "model_type", type(model).__name__)
     if kind != "CausalLM":
@@ -44,9 +44,9 @@ def causal_model(model: "Model") -> PreTrainedModel:
 
 
 def maskable_model(model: "Model", structure: str | None = None) -> PreTrainedModel:
-    """`causal_model`, or a TypeError that says why its heads cannot be masked.
+    """The result of `causal_model`; TypeError with the reason if its heads cannot be masked.
 
-    `structure` names its modules, as in `ASMIConfig`.
+    `structure` names the model's modules, as in `ASMIConfig`.
     """
     transformer = causal_model(model)
     structure_of(transformer, structure)
@@ -54,16 +54,16 @@ def maskable_model(model: "Model", structure: str | None = None) -> PreTrainedMo
 
 
 def unmaskable_class(config: PretrainedConfig, structure: str | None = None) -> str | None:
-    """Why heads of the class that transformers loads for a configuration cannot be masked.
+    """Why heads cannot be masked in the class that transformers loads for a configuration.
 
-    None: they can, or nothing is known. `structure` as for `maskable_model`.
+    None: they can be masked, or the class is unknown. `structure`: see `maskable_model`.
     """
     name = _class_name(config)
     return name and refusal(name, classes().get(name), module_paths(structure))
 
 
 def class_without_attention(config: PretrainedConfig) -> str | None:
-    """The class that transformers loads for a configuration, if it has no attention at all."""
+    """Name of the class that transformers loads for a configuration, if it has no attention."""
     name = _class_name(config)
     row = classes().get(name or "")
     return name if row and row["all"].startswith("has no attention heads: ") else None
@@ -72,24 +72,24 @@ def class_without_attention(config: PretrainedConfig) -> str | None:
 def attention_readers(
     estimators: "Iterable[Estimator]", statistic: str = "attention"
 ) -> "list[Estimator]":
-    """Estimators that read attention maps, or something computed from them.
+    """Estimators that depend on attention maps, directly or not.
 
-    `statistic`: by default any of these; "attention_all" are the maps that LM-Polygraph keeps when
-    it generates the greedy answer.
+    `statistic`: "attention" matches all of them; "attention_all" matches those that need the maps
+    LM-Polygraph keeps while it generates the greedy answer.
     """
     return [e for e in estimators if any(statistic in name for name in e.stats_dependencies)]
 
 
 def _class_name(config: PretrainedConfig) -> str | None:
-    """None if the code is not in transformers."""
+    """Name of the class that transformers loads; None if its code is not in transformers."""
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     return name if isinstance(name, str) and not hasattr(config, "auto_map") else None
 
 
 def check_greedy(model: "Model") -> None:
-    """Raise ValueError if the "greedy" answers of a run are not the model's.
+    """Raise ValueError if a run's "greedy" answers would not be the model's greedy answers.
 
-    What a run does not set, LM-Polygraph takes from the model's own generation config.
+    LM-Polygraph takes settings that the run does not set from the model's own generation config.
     """
     if model.generation_parameters.do_sample:
         raise ValueError(
@@ -102,21 +102,21 @@ def check_greedy(model: "Model") -> None:
     shipped = shipped_settings(model.model.generation_config)
     if unset := sorted(shipped.keys() - vars(model.generation_parameters)):
         raise ValueError(
-            f"the generation config of the model sets {', '.join(unset)}, which would change "
-            "answers and their probabilities, and LM-Polygraph does not set it: before, use "
-            "model.generation_config = plain_generation(model.generation_config), from "
-            "lm_polygraph_asmi.host.generation"
+            f"the model's own generation config sets {', '.join(unset)}. LM-Polygraph does not "
+            "override this, and it would change answers and their probabilities. Before you use "
+            "the model, run model.generation_config = plain_generation(model.generation_config), "
+            "with plain_generation from lm_polygraph_asmi.host.generation"
         )
 
 
 def prompt_ids(
     model: "Model", text: str, batch: Mapping[str, Any] | None = None, row: int = 0
 ) -> Int[Tensor, " P"]:
-    """Token ids of one prompt, unpadded.
+    """Token ids of one prompt, without padding.
 
-    `batch`: statistics of the batch in which the prompt is the `row`-th. Its `input_tokens` are
-    padded rows without a mask, and the id of the padding may be that of another special token. So
-    the prompt is tokenized again on its own, with the chat template, and compared.
+    `batch`: statistics of the batch whose row `row` is the prompt. Its `input_tokens` are padded
+    but have no mask, and the padding token may also be a special token of the prompt. So the prompt
+    is tokenized again on its own, with the chat template, and the result is compared.
     """
     ids = model.tokenize([text])["input_ids"][0]
     if batch is not None and "input_tokens" in batch:
@@ -124,6 +124,6 @@ def prompt_ids(
         if not (padded[-len(ids) :].equal(ids) or padded[: len(ids)].equal(ids)):
             raise ValueError(
                 f"prompt {row} of the batch has other token ids alone than in its batch, so ASMI "
-                "would score another prompt than the answered one. Use batch_size: 1"
+                "would not score the prompt that was answered. Use batch_size: 1"
             )
     return ids

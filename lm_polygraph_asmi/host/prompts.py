@@ -1,4 +1,4 @@
-"""From a prompt to the text and the token ids that a model gets, as LM-Polygraph makes them."""
+"""Turn a prompt into the text and the token ids that a model gets, as LM-Polygraph does."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -15,16 +15,16 @@ def rendered(
     template: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The prompt as one text; messages as the chat template writes them.
+    """The prompt as one text. Messages are rendered by the chat template.
 
     Args:
-        tokenizer: with the chat template.
+        tokenizer: has the chat template.
         prompt: a text, or messages.
-        template: what the chat template gets beside the messages, as of `Request`.
-        add_generation_prompt: whether what begins an answer follows the messages.
+        template: variables of the chat template besides the messages; see `Request`.
+        add_generation_prompt: whether to end with the header of an answer.
 
     Raises:
-        ValueError: no chat template; one that raises, or does not read what it gets.
+        ValueError: there is no chat template; it raises an error, or does not read a variable.
     """
     if isinstance(prompt, str):
         return prompt
@@ -45,21 +45,21 @@ def rendered(
         messages = [dict(message) for message in prompt]
         options |= {"add_generation_prompt": add_generation_prompt, "tokenize": False}
         return str(tokenizer.apply_chat_template(messages, **options))
-    except Exception as error:  # a template may raise any
+    except Exception as error:  # a template can raise anything
         raise ValueError(f"the chat template does not support these messages: {error}") from error
 
 
 def template_names(tokenizer: Any, tools: Any = None) -> set[str]:
-    """Names that the chat template uses, but for those that it sets itself."""
+    """Names that the chat template reads, without those that it sets itself."""
     tokens = Environment().lex(tokenizer.get_chat_template(tools=tools))
     names = [value for _, kind, value in tokens if kind == "name"]
     return {*names} - {name for before, name in pairwise(names) if before == "set"}
 
 
 def prompt_token_ids(tokenizer: Any, prompt: Prompt, text: str | None = None) -> list[int]:
-    """Token ids of a prompt; a chat template writes the special tokens of messages itself.
+    """Token ids of a prompt. For messages, the chat template itself writes the special tokens.
 
-    `text`: of messages, if they are `rendered` already. Raises ValueError: as `rendered`.
+    `text`: the prompt, if it was already `rendered`. Raises ValueError as `rendered` does.
     """
     is_text = isinstance(prompt, str)
     text = rendered(tokenizer, prompt) if text is None else text

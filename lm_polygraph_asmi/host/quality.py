@@ -1,13 +1,15 @@
 """Quality metrics for short, extractive answers, in addition to those of LM-Polygraph.
 
-ROUGE-L counts a correct answer as wrong if it is longer than the gold answer: "Six-time Grammy
-winner" for "Six". These test whether the answer contains the gold answer, or its words. In configs:
+ROUGE-L counts a correct answer as wrong if it is longer than the gold answer, such as "Six-time
+Grammy winner" for "Six". The metrics here test whether the answer contains the gold answer, or its
+words. In configs:
 
-    generation_metrics: [{name: ReferenceInAnswer}, {name: TokenF1}, {name: TokenRecall}]
+  generation_metrics: [{name: ReferenceInAnswer}, {name: TokenF1}, {name: TokenRecall}]
 
-LM-Polygraph looks metrics up in its own script. The callback of the shipped configs adds these with
-`mends.mended`. They compare NFC text without case and punctuation of any script, but numbers keep
-the marks that make them (see `words`), unless `kwargs: {squad: true}` asks for SQuAD's rule.
+LM-Polygraph looks metrics up in its own script, and the callback of the shipped configs adds these
+there (`mends.mended`). They compare NFC text without case and punctuation, in any script. Marks
+that are part of a number are kept (see `words`), unless `kwargs: {squad: true}` asks for SQuAD's
+rule.
 """
 
 import re
@@ -30,43 +32,44 @@ ALIKE = str.maketrans(
     "-//.,''",
     "".join(map(chr, range(0xFE00, 0xFE10))),
 )
-"""Marks in numbers and what they look like: minus, slashes, Arabic separators, apostrophes. Without
-variation selectors."""
+"""Translates marks in numbers to the ASCII marks they look like: minus, slashes, Arabic separators,
+apostrophes. Removes variation selectors."""
 SIGNS = string.punctuation + "\u2212\u2044\u2215\u02b9\u02ba\u02bb\u02bc\u02bd"
-"""ASCII's punctuation, and minus, slashes and apostrophes that Unicode calls symbols or letters."""
+"""Punctuation of ASCII, and minus, slashes and apostrophes that Unicode classes otherwise."""
 BRACKETS = ("Ps", "Pe", "Pi", "Pf")
-"""Categories of brackets and quotes, which separate numbers: 17(3) is 17 and 3."""
+"""Unicode categories of brackets and quotes, which separate numbers: 17(3) is 17 and 3."""
 THOUSANDS = re.compile(r"(?<![\d.,'])(?!0)\d{1,3}([,'])\d{3}(?:\1\d{3})*(?!\d|[,']\d)")
-"""A number in whole groups of thousands: 1,000, but not 3,5 nor 0,500."""
+"""Matches a number whose thousands are separated: 1,000, but not 3,5 or 0,500."""
 LEFT_OUT = 0.1
-"""Largest share of its rows that a run may leave without a label, with a warning."""
+"""Largest share of a run's rows that may have no label; such a run only gets a warning."""
 ENGLISH = ("AlignScore", "Bert", "Bart")
-"""Beginnings of the names of metrics whose models read English."""
+"""Prefixes of the names of metrics whose models read English."""
 VALUES = ("<super>", "<sub>", "<fraction>")
-"""Compatibility characters that are not what they look like in plain digits: 10² is not 102."""
+"""Decompositions that would change the meaning as plain digits: 10² is not 102."""
 
 
 def is_punctuation(character: str) -> bool:
-    """Whether a character is punctuation of any script, or an accent alone.
+    """Whether a character is punctuation of any script, or an accent without a letter.
 
-    Other symbols stay: 5 € is not 5 $ (though SQuAD's evaluation drops the ASCII one), and an
-    answer may be an emoji.
+    Other symbols are kept: 5 € is not 5 $ (although SQuAD's evaluation drops the $), and an answer
+    may be an emoji.
     """
     kind = unicodedata.category(character)
     return kind[0] == "P" or kind == "Sk" or character in SIGNS
 
 
 def words(text: str, squad: bool = False, gap: str = "") -> list[str]:
-    """Words of a text, normalised as SQuAD's evaluation does: no case, punctuation, articles.
+    """Words of a text, normalised as in SQuAD's evaluation: without case, punctuation and articles.
 
-    For any script: full-width letters and ligatures are plain ones, and of a script without spaces,
-    such as Chinese, each character is a word. But where SQuAD takes 3.5 for 35 and -5 for 5, here
-    marks between two digits stay (3.5, 3,5, 1/2, 10:30, 1914-1918), and so do a minus and a point
-    that begin a number. All dashes are one, all slashes are one; 1,000 is 1000.
+    It works for any script: full-width letters and ligatures become plain ones, and in a script
+    without spaces, such as Chinese, each character is a word. Numbers are treated otherwise than by
+    SQuAD, which takes 3.5 for 35 and -5 for 5. Here, marks between two digits are kept (3.5, 3,5,
+    1/2, 10:30, 1914-1918), and so are a minus and a point at the beginning of a number. All dashes
+    are equal, all slashes are equal, and 1,000 is 1000.
 
     Args:
-        squad: whether these marks go, too, as in SQuAD's evaluation.
-        gap: what is left of a mark: nothing, or a space, as in TriviaQA's evaluation.
+        squad: whether to drop the marks of numbers, too, as in SQuAD's evaluation.
+        gap: what replaces a mark: nothing, or a space as in TriviaQA's evaluation.
     """
     plain = "".join(map(_plain, same_text(text).translate(ALIKE)))
     folded = unicodedata.normalize("NFC", plain.casefold())
@@ -76,7 +79,7 @@ def words(text: str, squad: bool = False, gap: str = "") -> list[str]:
         part = "".join(characters)
         end += len(part)
         if in_marks:
-            part = (not squad and _of_number(kept[-2:], part, spaced[end : end + 2])) or gap
+            part = (not squad and _marks_of_number(kept[-2:], part, spaced[end : end + 2])) or gap
         kept += part
     text = unicodedata.normalize("NFC", kept)
     if not squad:
@@ -85,16 +88,16 @@ def words(text: str, squad: bool = False, gap: str = "") -> list[str]:
 
 
 def _plain(char: str) -> str:
-    """A character as the plain ones that it is a form of; all dashes as one."""
+    """The plain character that a character is a form of. All dashes become one."""
     plain = "-" if unicodedata.category(char) == "Pd" else unicodedata.normalize("NFKC", char)
-    accent = is_punctuation(char) and len(plain) > 1  # alone, as a space and an accent
+    accent = is_punctuation(char) and len(plain) > 1  # NFKC makes it a space and an accent
     return char if accent or unicodedata.decomposition(char).startswith(VALUES) else plain
 
 
-def _of_number(before: str, marks: str, after: str) -> str:
-    """Those of the marks before a number that stay in its word; "" if no number follows.
+def _marks_of_number(before: str, marks: str, after: str) -> str:
+    """The marks before a number that are kept in its word; "" if no number follows.
 
-    `before` and `after` are the two characters on each side of the marks.
+    `before` and `after`: the two characters on each side of the marks.
     """
     if after and unicodedata.category(after[0]) == "Sc":  # a currency
         after = after[1:]
@@ -111,19 +114,19 @@ def _of_number(before: str, marks: str, after: str) -> str:
 
 
 def unreadable(metric: str, gold: str) -> str | None:
-    """Why a metric, by its class or its name in a run, cannot read this gold answer; or None.
+    """Why a metric, given by its class or its name, cannot read a gold answer; None if it can.
 
     ROUGE reads only a-z and 0-9: it takes "Хольм 1931" for "1931", and "Huế" for "Huệ". The models
-    of `ENGLISH` have seen little else.
+    of the metrics `ENGLISH` have seen little other than English.
     """
     gold_words, rouge = words(gold), metric.startswith("Rouge")
     empty = rouge and not DefaultTokenizer().tokenize(gold)
     if not gold_words and (not gold.strip() or empty or metric.startswith((*METRICS,))):
-        return "has no word but articles and punctuation"
+        return "has no word except articles and punctuation"
     if empty:
         return "has no letter from a to z and no digit"
     if rouge and (dropped := _dropped_by_rouge(gold)):
-        return f"has {dropped!r}, which it drops"
+        return f"has {dropped!r}, which this metric drops"
     if metric.startswith(ENGLISH) and any(map(_is_foreign, gold_words)):
         return "is not in Latin script"
     return None
@@ -140,7 +143,7 @@ def _dropped_by_rouge(gold: str) -> str:
 
 
 def _is_foreign(word: str) -> bool:
-    """Whether a word has letters or digits, and none of them Latin: not "à", nor a sign as "€"."""
+    """Whether a word has letters or digits, but none is Latin. "à" and "€" are not foreign."""
     names = [unicodedata.name(char, "") for char in word if char.isalnum() and not char.isascii()]
     latin = re.search("[a-z0-9]", word) or any(name.startswith("LATIN") for name in names)
     return bool(names) and not latin
@@ -152,14 +155,15 @@ def unread_rows(
     ids: Sequence[Any] | None = None,
     process: Callable[[str], str] = str,
 ) -> dict[Any, tuple[str, str]]:
-    """Rows whose gold answers a metric cannot read: id -> gold answer, why.
+    """Rows whose gold answers a metric cannot read: id -> (gold answer, reason).
 
-    Of several gold answers of a row one suffices, but ROUGE must read all: one that it reads in
-    part can make a wrong answer right, and one that it does not see a right answer wrong.
+    If a row has several gold answers, it is enough that a metric reads one. ROUGE must read all: a
+    gold answer that it reads in part can make a wrong answer right, and one that it cannot read can
+    make a right answer wrong.
 
     Args:
-        golds: of each row, a text or several; `process` is applied before a metric sees them.
-        ids: None: numbers from 0.
+        golds: for each row, one text or several. `process` is applied before a metric reads them.
+        ids: ids of the rows; None: numbers from 0.
     """
     enough = any if metric.startswith("Rouge") else all
     rows: dict[Any, tuple[str, str]] = {}
@@ -172,7 +176,7 @@ def unread_rows(
 
 
 def why_unread(metric: str, rows: Mapping[Any, tuple[str, str]], of: int) -> str:
-    """What `unread_rows` found among so many rows, in words, and what to do."""
+    """A sentence on the rows that `unread_rows` found among `of` rows, and what to do."""
     shown = "; ".join(f"{row}: {text!r:.80} {why}" for row, (text, why) in [*rows.items()][:3])
     advice = "use generation_metrics=[{name: ReferenceInAnswer}], which reads any script"
     if any("word" in why for _, why in rows.values()):
@@ -184,10 +188,10 @@ def why_unread(metric: str, rows: Mapping[Any, tuple[str, str]], of: int) -> str
 
 
 def reference_in_answer(answer: str, reference: str, squad: bool = False) -> float:
-    """1 if the answer contains the words of the gold answer in sequence, else 0; higher = better.
+    """1 if the answer contains the gold answer's words in sequence, otherwise 0.
 
-    Only an answer without words contains a gold answer without words ("the", "!"). `squad`: see
-    `words`.
+    A gold answer without words ("the", "!") is contained only in an answer without words. `squad`:
+    see `words`.
     """
     answer_words, gold_words = words(answer, squad), words(reference, squad)
     if not gold_words:
@@ -196,7 +200,7 @@ def reference_in_answer(answer: str, reference: str, squad: bool = False) -> flo
 
 
 def token_f1(answer: str, reference: str, squad: bool = False) -> float:
-    """Harmonic mean of precision and recall of words, SQuAD's F1; in [0, 1], higher = better."""
+    """SQuAD's F1: harmonic mean of precision and recall of words; in [0, 1], higher = better."""
     answer_words, gold_words = words(answer, squad), words(reference, squad)
     if not answer_words or not gold_words:
         return float(answer_words == gold_words)
@@ -205,7 +209,7 @@ def token_f1(answer: str, reference: str, squad: bool = False) -> float:
 
 
 def token_recall(answer: str, reference: str, squad: bool = False) -> float:
-    """Share of the gold answer's words in the answer; in [0, 1], higher = better."""
+    """Share of the gold answer's words that the answer has; in [0, 1], higher = better."""
     answer_words, gold_words = words(answer, squad), words(reference, squad)
     if not gold_words:
         return float(not answer_words)
@@ -213,10 +217,10 @@ def token_recall(answer: str, reference: str, squad: bool = False) -> float:
 
 
 class _WordMetric(GenerationMetric):
-    """Maximum over all accepted gold answers, one score per example.
+    """A metric of words. Each example gets its maximum over all accepted gold answers.
 
     Args:
-        squad: whether numbers lose their marks, as in SQuAD's evaluation; its name has it, too.
+        squad: whether numbers lose their marks, as in SQuAD's evaluation. It is part of the name.
     """
 
     compare: Callable[[str, str, bool], float]
@@ -256,7 +260,7 @@ class TokenRecall(_WordMetric):
 
 
 class RougeMetric(HostRouge):
-    """LM-Polygraph's ROUGE, but NaN, no label, for a gold answer that it cannot read as a whole."""
+    """LM-Polygraph's ROUGE, but NaN (no label) if it cannot read the whole gold answer."""
 
     def _score_single(self, t1: str, t2: str) -> float:
         return np.nan if _dropped_by_rouge(t2) else float(super()._score_single(t1, t2))

@@ -1,4 +1,4 @@
-"""Releases of LM-Polygraph, PyTorch and transformers that the tests passed on."""
+"""The releases of LM-Polygraph, PyTorch and transformers on which the tests passed."""
 
 import csv
 import logging
@@ -11,7 +11,7 @@ TESTED = Path(__file__).parents[1] / "data" / "tested.csv"
 
 
 def tested_releases() -> dict[str, list[str]]:
-    """Package -> its tested releases, oldest first."""
+    """Tested releases of each package, oldest first."""
     releases: dict[str, list[str]] = {}
     with TESTED.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -20,19 +20,23 @@ def tested_releases() -> dict[str, list[str]]:
 
 
 def untested_releases() -> list[str]:
-    """Installed releases that are not among the tested ones: `["transformers 5.9.9"]`."""
+    """Installed releases that were not tested, such as `["transformers 5.9.9"]`."""
     tested = tested_releases()
-    installed = {name: version(name).partition("+")[0] for name in tested}  # torch 2.13.0+cpu
-    return [f"{name} {found}" for name, found in installed.items() if found not in tested[name]]
+    installed = {name: version(name).partition("+")[0] for name in tested}  # not 2.13.0+cpu
+    return [
+        f"{name} {release}" for name, release in installed.items() if release not in tested[name]
+    ]
 
 
 @cache
 def warn_of_untested() -> None:
-    """Log once a process if a release is untested; the self-check runs in any case."""
+    """Log a warning once per process if a release is untested. The self-check runs in any case."""
     if untested := untested_releases():
-        tested = "; ".join(f"{name} {', '.join(of)}" for name, of in tested_releases().items())
+        tested = "; ".join(
+            f"{name} {', '.join(releases)}" for name, releases in tested_releases().items()
+        )
         log.warning(
-            "%s: not among the releases that the tests passed on (%s); the self-check still "
+            "%s: not among the releases on which the tests passed (%s); the self-check still "
             "compares masked passes with full forward passes",
             " and ".join(untested), tested,
         )  # fmt: skip

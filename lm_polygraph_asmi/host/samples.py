@@ -1,6 +1,6 @@
-"""All samples of a prompt in one generation, each with a random generator of its own.
+"""Draw all samples of a prompt in one generation, each with a random generator of its own.
 
-Runs and single scores draw here, so that they have the same samples.
+Both runs and single scores draw their samples here, so that they get the same ones.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,22 +29,22 @@ from lm_polygraph_asmi.core.model.structure import row_of
 Result = TypeVar("Result")
 
 _KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
-"""Kinds of cached layers that hold nothing else."""
+"""Classes of cache layers that hold only keys and values."""
 
 
 class Row(NamedTuple):
     """One sample in the output of a generation."""
 
     out: Any  # what `generate` returned for the batch
-    number: int  # of the row in it
-    sequence: Int[Tensor, " N"]  # ids of prompt and sample, off the device
-    length: int  # tokens of the sample, with the one that ends it
-    # States of the prompt's tokens but the last, (1, P - 1, D); None: in `out`, or not kept.
+    number: int  # number of the row in the batch
+    sequence: Int[Tensor, " N"]  # token ids of prompt and sample, on the CPU
+    length: int  # number of the sample's tokens, with the one that ends it
+    # States of all prompt tokens but the last, (1, P - 1, D). None: not kept, or part of `out`.
     prompt_states: Tensor | None
 
 
 def seeds_of(prompt: Sequence[int], seed: int, count: int) -> list[int]:
-    """A seed for each of `count` samples, from the prompt's token ids and the sample's number."""
+    """One seed per sample, computed from the prompt's token ids and the sample's number."""
     return [example_seed(seed, [*prompt, number]) for number in range(count)]
 
 
@@ -56,16 +56,16 @@ def draw(
     read: Callable[[Row], Result],
     states_at: int | None = None,
 ) -> list[Result]:
-    """A sample of the prompt for each seed, which depends on no other sample.
+    """Draw one sample of the prompt for each seed. A sample does not depend on the others.
 
-    A model whose class has not been tested draws them one by one, and reads the prompt for each:
-    some answer otherwise in a batch, or after a part of the prompt.
+    If the model's class has not been tested, samples are drawn one by one, and the prompt is run
+    for each. Some classes give other answers in a batch, or if a part of the prompt is cached.
 
     Args:
         generate: transformers' `generate` of the model, with the settings of sampling.
         model: the transformers model.
-        read: what is kept of each sample.
-        states_at: which of the prompt's hidden states `read` needs, by number; None: none.
+        read: returns what is kept of each sample.
+        states_at: number of the prompt's hidden states that `read` needs; None: none.
     """
     tested = (row_of(model) or {}).get("heads") == "by name"
     cache, before = _run_prompt(model, prompt, states_at) if tested else (None, None)
@@ -74,9 +74,9 @@ def draw(
         rows = prompt.expand(len(some), -1)
         batch = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
         if cache is not None:
-            own = deepcopy(cache)
-            own.batch_repeat_interleave(len(some))
-            batch |= with_cache(model, own)
+            repeated = deepcopy(cache)
+            repeated.batch_repeat_interleave(len(some))
+            batch |= with_cache(model, repeated)
         loop = _OwnStreams(some, prompt.device)
         out = generate(**batch, custom_generate=loop.sample, return_dict_in_generate=True)
         sequences, start = out.sequences.cpu(), prompt.shape[1]
@@ -91,10 +91,11 @@ def draw(
 def _run_prompt(
     model: PreTrainedModel, prompt: Int[Tensor, "1 P"], states_at: int | None
 ) -> tuple[DynamicCache | None, Tensor | None]:
-    """Keys and values of all tokens but the last, which generation runs; and the hidden states of
-    one number, if it is given. Older releases of transformers keep the others during the pass.
+    """Run all of the prompt's tokens but the last, which generation runs.
 
-    None if the model keeps anything else: then each generation runs the prompt.
+    Returns the cache of keys and values, and the hidden states with number `states_at` (older
+    releases of transformers keep all hidden states during the pass). Both are None if the model
+    caches anything else; then each generation runs the whole prompt.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     plain = all(type(layer) in _KEYS_AND_VALUES for layer in cache.layers)
@@ -104,16 +105,16 @@ def _run_prompt(
     given = {"logits_to_keep": 1, "output_hidden_states": kept or False}
     with torch.no_grad():
         out = model(prompt[:, :-1], **with_cache(model, cache), **given)
-    if cache.get_seq_length() == 0:  # the model knows no cache
+    if cache.get_seq_length() == 0:  # the model does not use the cache
         return None, None
     return cache, None if states_at is None else out.hidden_states[states_at]
 
 
 class DrawnAtOnce:
-    """A model of LM-Polygraph, around `inner`, that draws all samples of a prompt at its first call
-    of `generate` and returns one per call.
+    """A model of LM-Polygraph, around `inner`, that draws all samples of a prompt at once.
 
-    The statistics of each are then LM-Polygraph's own, as those of a sample drawn by itself.
+    The first call of `generate` draws them, and each call returns one. So LM-Polygraph itself
+    computes the statistics of each sample, as if it were drawn alone.
     """
 
     def __init__(self, model: Any, inner: PreTrainedModel, seeds: list[int]) -> None:
@@ -128,30 +129,32 @@ class DrawnAtOnce:
     def generate(self, input_ids: Int[Tensor, "1 P"], **arguments: Any) -> SimpleNamespace:
         if self._drawn is None:
             generate = partial(self._model.generate, **arguments)
-            drawn = draw(generate, self._inner, input_ids, self._seeds, self._cut, self._middle)
+            drawn = draw(
+                generate, self._inner, input_ids, self._seeds, self._output_of, self._middle
+            )
             self._drawn = iter(drawn)
         return next(self._drawn)
 
-    def _cut(self, row: "Row") -> SimpleNamespace:
-        """What generation returns for one row of a batch alone, off the device."""
-        out, own, middle = row.out, slice(row.number, row.number + 1), self._middle
-        steps = [step[middle][own].cpu() for step in out.hidden_states[: row.length]]
+    def _output_of(self, row: "Row") -> SimpleNamespace:
+        """What generation would have returned for this row alone, on the CPU."""
+        out, alone, middle = row.out, slice(row.number, row.number + 1), self._middle
+        steps = [step[middle][alone].cpu() for step in out.hidden_states[: row.length]]
         if row.prompt_states is not None:
             steps[0] = torch.cat([row.prompt_states.cpu(), steps[0]], dim=1)
         return SimpleNamespace(
             sequences=row.sequence[None],
-            scores=[step[own].cpu() for step in out.scores[: row.length]],
+            scores=[step[alone].cpu() for step in out.scores[: row.length]],
             hidden_states=[{middle: step} for step in steps],
         )
 
 
 class _OwnStreams:
-    """Draws each row's tokens with a generator of its own, and notes where each row ends."""
+    """Draws the tokens of each row with its own generator, and records where each row ends."""
 
     def __init__(self, seeds: list[int], device: torch.device) -> None:
         self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self.lengths: list[int] = []
-        """Tokens of each row, with the one that ends it."""
+        """Number of tokens of each row, with the one that ends it."""
 
     def sample(
         self,
@@ -162,15 +165,15 @@ class _OwnStreams:
         generation_config: Any,
         **arguments: Any,
     ) -> Any:
-        """transformers' sampling, which passes its own processors and criteria."""
-        generation_config.do_sample = False  # takes the only token that `_choose` leaves
+        """Sample as transformers does, which passes its own processors and criteria."""
+        generation_config.do_sample = False  # `_choose` leaves one token, so the greedy one is it
         processors = LogitsProcessorList([*logits_processor, self._choose])
         out = model._sample(
             input_ids, processors, stopping_criteria, generation_config, **arguments
         )
         ends = range(input_ids.shape[1] + 1, out.sequences.shape[1] + 1)
         ended = [stopping_criteria(out.sequences[:, :end], None) for end in ends]
-        self.lengths = (torch.stack(ended).int().argmax(0) + 1).tolist()  # the first of each row
+        self.lengths = (torch.stack(ended).int().argmax(0) + 1).tolist()  # first end in each row
         return out
 
     def _choose(self, _: Tensor, scores: Tensor) -> Tensor:

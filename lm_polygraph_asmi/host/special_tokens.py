@@ -1,6 +1,6 @@
-"""Where texts spell special tokens, such as "</s>".
+"""Find special tokens that are spelled out in texts, such as "</s>".
 
-A tokenizer turns such a spelling into the control token, wherever it is.
+A tokenizer turns such a spelling into the control token, wherever it appears in a text.
 """
 
 import re
@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 
 class SpecialTokens:
-    """The special tokens of a tokenizer, as texts may spell them.
+    """The special tokens of a tokenizer, as they are spelled in texts.
 
-    Tokens that a tokenizer merely adds to its vocabulary, such as runs of spaces, are not special.
+    Tokens that were only added to the vocabulary, such as runs of spaces, are not special.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

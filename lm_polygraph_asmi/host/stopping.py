@@ -1,4 +1,4 @@
-"""Stop conditions of a generated answer: end tokens and stop strings."""
+"""Stop conditions of generated answers: end tokens and stop strings."""
 
 import re
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 UNFINISHED = "\ufffd"
-"""What a decoder writes for a character with missing bytes."""
+"""The character that a decoder writes for an incomplete character."""
 BYTE = re.compile("<0x([0-9A-F]{2})>")
-"""A token that is a byte, of tokenizers with byte fallback."""
+"""Matches a token that stands for one byte, in tokenizers with byte fallback."""
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Token ids as text: special tokens included, no space changed.
+    """Token ids as text, with special tokens and unchanged spaces.
 
-    A byte that makes no character spoils only itself. Tokenizers with byte fallback would give up
-    the valid characters beside it, so that a text would change when tokens are added.
+    A byte that is not part of a valid character changes nothing around it. Tokenizers with byte
+    fallback would also drop valid characters beside it, so that text changes when tokens are added.
     """
     options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     text = str(tokenizer.decode(list(ids), **options))
@@ -32,7 +32,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 
 def _with_valid_bytes(tokenizer: Any, ids: Sequence[int]) -> list[int]:
-    """The ids, with the bytes of UNFINISHED in place of bytes that make no character."""
+    """The ids, where bytes of no valid character are replaced by the bytes of UNFINISHED."""
     valid: list[int] = []
     pieces = map(str, tokenizer.convert_ids_to_tokens(list(ids)))
     pairs = [(BYTE.fullmatch(piece), token) for piece, token in zip(pieces, ids, strict=True)]
@@ -48,25 +48,24 @@ def _with_valid_bytes(tokenizer: Any, ids: Sequence[int]) -> list[int]:
 
 
 def end_tokens(setting: str, configured: Any, vocabulary: int) -> set[int]:
-    """Ids of the end tokens of a setting; ValueError: one is no id of the model's vocabulary."""
+    """Ids of the end tokens in a setting; ValueError if one is not in the model's vocabulary."""
     ids = configured if isinstance(configured, list | tuple) else [configured]
     ids = [number for number in ids if number is not None]
     for number in ids:
         if type(number) is not int or not 0 <= number < vocabulary:
             raise ValueError(
-                f"expected as {setting} ids of tokens that end an answer, from 0 to "
-                f"{vocabulary - 1}, the model's vocabulary, got {number!r} in {configured!r:.80}. "
-                f"Set {setting}, or correct the model's generation_config.json or "
-                "tokenizer_config.json"
+                f"expected {setting} to hold ids of end tokens from 0 to {vocabulary - 1} (the "
+                f"model's vocabulary), got {number!r} in {configured!r:.80}. Set {setting}, or "
+                "correct the model's generation_config.json or tokenizer_config.json"
             )
     return set(ids)
 
 
 class StopConditions:
-    """The end tokens and stop strings of generated answers.
+    """The end tokens and stop strings that end a generated answer.
 
-    End tokens are those of the model's generation config, often several, and the tokenizer's.
-    Raises ValueError: one of them is no id of the model's vocabulary.
+    End tokens are those of the model's generation config (often several) and of the tokenizer.
+    Raises ValueError: an end token is not in the model's vocabulary.
     """
 
     def __init__(
@@ -90,16 +89,17 @@ class StopConditions:
         return cls(model.model, model.tokenizer, stop_strings)
 
     def closes(self, tokens: Sequence[int]) -> bool:
-        """Whether the last token is an end token or ends a stop string.
+        """Whether the last token is an end token or completes a stop string.
 
-        Earlier stop strings, which a given answer may have, do not count.
+        Stop strings that are complete before the last token do not count; a given answer may have
+        them.
         """
         return tokens[-1] in self.end_ids or self._ends_stop_string(tokens)
 
     def without(self, text: str, places: Sequence[tuple[int, int]], tokens: Sequence[int]) -> str:
-        """The text of an answer without the end token or stop string at its end.
+        """The text of an answer without its final end token or stop string.
 
-        `places` are the tokens' spans of characters in the text.
+        `places`: each token's characters (start, end) in the text.
         """
         last = places[-1][0]
         if tokens[-1] in self.end_ids:
@@ -108,11 +108,10 @@ class StopConditions:
         return text[:start]
 
     def response(self, tokens: Sequence[int], batch_size: int) -> list[int]:
-        """The tokens of a generated row up to its own end.
+        """The tokens of a generated row, up to the token that ends it.
 
-        In a batch of several, a row that has ended is padded until the longest one ends.
-        LM-Polygraph keeps this padding as if it were generated, unless the row ended at
-        `tokenizer.eos_token_id`.
+        In a batch, a row that has ended is padded until the longest row ends. LM-Polygraph keeps
+        this padding as if it were generated, unless the row ended with `tokenizer.eos_token_id`.
         """
         lengths = range(1, len(tokens)) if batch_size > 1 else ()
         ended = (length for length in lengths if self.closes(tokens[:length]))
@@ -121,23 +120,25 @@ class StopConditions:
     def embedded(
         self, samples: Sequence[Sequence[int]], gate_token: str, max_new_tokens: int
     ) -> list[list[int]]:
-        """Sampled answers up to the token whose hidden state represents them in div(x).
+        """Cut each sampled answer after the token whose hidden state represents it in div(x).
 
-        As in LM-Polygraph, the end token of a sample is dropped, and a sample that has no other
-        token is left out.
+        As in LM-Polygraph, a sample's end token is dropped, and a sample with no other token is
+        left out.
 
         Args:
             samples: token ids of each sample.
-            gate_token: "last" keeps all tokens that are left. "second_last" also drops the last
-                generated token, which was never run through the model, unless it was the end
-                token. A sample of one token becomes empty: the prompt's last token represents it.
-            max_new_tokens: length at which generation stopped.
+            gate_token: "last": the last token that is left represents the sample. "second_last":
+                the
+                last generated token is dropped, too, since the model never ran it, unless it was
+                the end token. A sample of one token becomes empty; then the prompt's last token
+                represents it.
+            max_new_tokens: the length at which generation stopped.
         """
         without_end = [ids[:-1] if ids and ids[-1] in self.end_ids else ids for ids in samples]
         answers = [list(ids) for ids in without_end if len(ids)]
         if gate_token == "last":
             return answers
-        # All others ended at an end token, which has been dropped.
+        # All other samples ended with an end token, which was dropped above.
         return [
             ids[:-1] if len(ids) == max_new_tokens or self._ends_stop_string(ids) else ids
             for ids in answers
@@ -146,11 +147,11 @@ class StopConditions:
     def _ends_stop_string(self, tokens: Sequence[int]) -> bool:
         if not self.stop_strings:
             return False
-        # The tokenizer decodes an incomplete character as �.
+        # The tokenizer decodes an incomplete character as �, which the next token may complete.
         before = len(decode(self.tokenizer, tokens[:-1]).rstrip(UNFINISHED))
         return self._stop_start(decode(self.tokenizer, tokens), before) is not None
 
     def _stop_start(self, text: str, last: int) -> int | None:
-        """Where the first stop string begins that ends after the character `last`."""
+        """Start of the first stop string that ends after the character `last`; None without one."""
         starts = [text.find(stop, max(0, last - len(stop) + 1)) for stop in self.stop_strings]
         return min((start for start in starts if start >= 0), default=None)

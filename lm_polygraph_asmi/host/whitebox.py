@@ -1,4 +1,4 @@
-"""The LM-Polygraph model of a run: stop strings prepared once, nothing a model ships followed."""
+"""The LM-Polygraph model of a run: prepares stop strings once, and ignores shipped settings."""
 
 from functools import lru_cache
 from typing import Any
@@ -10,14 +10,14 @@ from lm_polygraph_asmi.host.generation import plain_generation
 
 
 class StopsOnceModel(WhiteboxModel):
-    """LM-Polygraph's `WhiteboxModel`, equal in its answers but for what a model ships.
+    """LM-Polygraph's `WhiteboxModel` with two changes.
 
-    Of the model's own generation config only the special tokens are kept: LM-Polygraph would let
-    its processors, such as `bad_words_ids`, change answers and probabilities.
+    Of the model's own generation config, only the special tokens are kept. Otherwise LM-Polygraph
+    would let settings such as `bad_words_ids` change answers and probabilities.
 
-    For each answer LM-Polygraph builds transformers' `StopStringCriteria`, which reads the whole
-    vocabulary: most of a second with 150,000 tokens. Here, one serves all answers with the same
-    stop strings and tokenizer.
+    The criterion for stop strings is built once for each tokenizer and set of stop strings.
+    LM-Polygraph builds transformers' `StopStringCriteria` for each answer, which reads the whole
+    vocabulary: with 150,000 tokens this takes most of a second. Answers are the same.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -25,7 +25,7 @@ class StopsOnceModel(WhiteboxModel):
         self.model.generation_config = plain_generation(self.model.generation_config)
 
     def generate(self, **args: Any) -> Any:
-        """As in LM-Polygraph: arguments of transformers' `generate`."""
+        """Generate as LM-Polygraph does. Arguments are those of transformers' `generate`."""
         stops = args.pop("stop_strings", getattr(self.generation_parameters, "stop_strings", None))
         if stops:
             strings = (stops,) if isinstance(stops, str) else tuple(stops)

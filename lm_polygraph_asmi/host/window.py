@@ -1,4 +1,4 @@
-"""Whether a prompt and its answer fit the model's context window, before the model is loaded."""
+"""Check that a prompt and its answer fit the context window, before the model is loaded."""
 
 import os
 import unicodedata
@@ -18,7 +18,7 @@ from lm_polygraph_asmi.inputs import as_chat
 
 _CONFIG_ARGUMENTS = ("revision", "gguf_file", "trust_remote_code", "cache_dir", "token")
 _SPECIAL_TOKENS = 8
-"""More than tokenizers add to a text."""
+"""An upper bound of the number of special tokens that a tokenizer adds to a text."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Window:
 
     Attributes:
         model: the config's node `model`.
-        tokens: its size; None: unknown.
+        tokens: size of the context window; None: unknown.
         instruct: whether prompts are put into the chat template.
-        maps: the sliding window of some layers. LM-Polygraph cannot read attention maps of an
-            answer that crosses it (greedy_probs.py: `torch.vstack`). None: there is none, or no
-            attention maps are read.
+        maps: size of the sliding window of some layers. LM-Polygraph cannot read attention maps of
+            an answer that crosses it (greedy_probs.py: `torch.vstack`). None: there is no such
+            window, or no attention maps are read.
     """
 
     model: Mapping[str, Any]
@@ -40,11 +40,11 @@ class Window:
     maps: int | None = None
 
     def too_long(self, prompt: str, max_new_tokens: int) -> str | None:
-        """Why a prompt does not fit with an answer of `max_new_tokens`; None if it does."""
+        """Why a prompt with an answer of `max_new_tokens` does not fit; None if it fits."""
         if self.tokens is None:
             return None
-        # No tokenizer makes more tokens than a text has bytes. So most prompts need no tokenizer,
-        # which is slow to load.
+        # A text has at least as many bytes as tokens. So for most prompts, the tokenizer, which is
+        # slow to load, is not needed.
         size = max(len(text.encode()) for text in (prompt, unicodedata.normalize("NFKD", prompt)))
         safe = min(self.tokens, self.maps or self.tokens)
         if not self.instruct and size + _SPECIAL_TOKENS + max_new_tokens <= safe:
@@ -53,17 +53,17 @@ class Window:
         if self.maps and count < self.maps < count + max_new_tokens - 1:
             return (
                 f"its answer may cross the sliding window of {self.maps} tokens, where "
-                "LM-Polygraph reads no attention maps: leave RAUQ out, or use shorter prompts"
+                "LM-Polygraph cannot read attention maps: leave RAUQ out, or use shorter prompts"
             )
         if count + max_new_tokens <= self.tokens:
             return None
         return (
-            f"its {count} tokens and the {max_new_tokens} of an answer do not fit the context "
+            f"its {count} tokens and {max_new_tokens} tokens of an answer exceed the context "
             f"window of {self.tokens}"
         )
 
     def count(self, prompt: str) -> int:
-        """Number of the prompt's tokens, as LM-Polygraph makes them."""
+        """Number of the prompt's tokens in LM-Polygraph."""
         given = as_chat(prompt) if self.instruct else prompt
         return len(prompt_token_ids(self.tokenizer, given))
 
@@ -74,7 +74,7 @@ class Window:
             "model_path": self.model["path"],
             **(self.model.get("load_tokenizer_args") or {}),
         }
-        # A relative path is relative to the config, as LM-Polygraph's are.
+        # As in LM-Polygraph, a relative path is relative to the config.
         config = Path(os.environ.get("HYDRA_CONFIG", ""))
         script = config.parent / (self.model.get("path_to_load_script") or "")
         if script.is_file():
@@ -85,12 +85,12 @@ class Window:
 def read_window(
     model: Mapping[str, Any], config: PretrainedConfig | None, instruct: bool, maps: bool = False
 ) -> Window:
-    """The context window of a config's node `model`.
+    """The context window of the model that a config's node `model` describes.
 
     Args:
         model: the node.
-        config: what `read_config` returns for it.
-        instruct: as for `Window`.
+        config: the result of `read_config` for the node.
+        instruct: see `Window`.
         maps: whether attention maps are read.
     """
     if config is None:
@@ -102,7 +102,7 @@ def read_window(
 
 
 def read_config(model: Mapping[str, Any]) -> PretrainedConfig | None:
-    """The configuration of a config's node `model`; None for models without local weights."""
+    """The configuration of a node `model`; None for a model without local weights."""
     if not model.get("path") or model.get("type") in ("Blackbox", "vLLMCausalLM", "VisualLM"):
         return None
     arguments = model.get("load_model_args") or {}

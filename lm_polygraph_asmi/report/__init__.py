@@ -1,8 +1,8 @@
-"""The paper's tables and figures from finished runs: loads results, never a model.
+"""Make the paper's tables and figures from finished runs. No model is loaded.
 
-`items` has a function for each table or figure, which computes it with `lm_polygraph_asmi.analysis`
-from the settings that `results.run_groups` loads. `figures` draws, and `writing` makes files of
-both.
+`items` has one function for each table or figure, which computes it with
+`lm_polygraph_asmi.analysis` from the settings that `results.run_groups` loads. `figures` draws
+figures, and `writing` writes the files.
 """
 
 from typing import TYPE_CHECKING

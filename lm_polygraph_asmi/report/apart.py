@@ -1,4 +1,4 @@
-"""Settings computed side by side, each in a process of its own."""
+"""Compute settings in parallel, each in a process of its own."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -13,10 +13,10 @@ from lm_polygraph_asmi.results.run_groups import RunGroup
 
 @contextmanager
 def processes(jobs: int) -> Iterator[None]:
-    """Let joblib use `jobs` processes of one thread each; a single job runs in this process.
+    """Let joblib use `jobs` processes with one thread each. A single job runs in this process.
 
-    One thread each, so that no more threads run than cores, and rounding does not depend on how
-    many there are.
+    With one thread each, there are no more threads than cores, and rounding does not depend on the
+    number of threads.
 
     Raises:
         ChildProcessError: a process ended before its work was done.
@@ -35,22 +35,26 @@ def compute_apart(
     makes: Sequence[Callable[[Sequence[RunGroup]], Any]],
     progress: Callable[[Sequence[Any], str], Iterable[Any]],
 ) -> None:
-    """Compute each setting in a process of its own, and keep what `once` kept there.
+    """Compute each setting in a process of its own, and keep the values that `once` caches there.
 
-    Items that are made afterwards find these values in their settings. With a single job, nothing
-    is computed here.
+    Items that are made later find these values in their settings. With a single job, nothing is
+    computed here.
 
     Raises:
         ValueError, RuntimeError: an error in a process. The message names the setting.
     """
     if effective_n_jobs(None) < 2 or len(groups) < 2:
         return
-    computed = Parallel(return_as="generator")(delayed(_alone)(group, makes) for group in groups)
+    computed = Parallel(return_as="generator")(
+        delayed(_computed_values)(group, makes) for group in groups
+    )
     for group, values in zip(progress(groups, "Settings"), computed, strict=True):
         group.computed.update(values)
 
 
-def _alone(group: RunGroup, makes: Sequence[Callable[[Sequence[RunGroup]], Any]]) -> dict[Any, Any]:
+def _computed_values(
+    group: RunGroup, makes: Sequence[Callable[[Sequence[RunGroup]], Any]]
+) -> dict[Any, Any]:
     try:
         for make in makes:
             make([group])

@@ -1,4 +1,4 @@
-"""Figures, drawn from values computed elsewhere."""
+"""Draw figures from values that were computed elsewhere."""
 
 import math
 import textwrap
@@ -27,7 +27,7 @@ PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
 """Okabe and Ito's palette for colour blindness. Marks and line styles differ as well."""
 LINES = {"MSP": (GREEN, ":"), "entropy": (BLACK, "--"), "u_sem": (BLUE, "-")}
 DENSITY = ListedColormap(colormaps["Blues"](np.linspace(0.3, 1, 256)))
-"""Blues without the lightest, which would hide single tokens."""
+"""Blues without the lightest ones, in which single tokens would not be seen."""
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -35,19 +35,19 @@ STYLE: Any = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "svg.hashsalt": "lm_polygraph_asmi",  # else its ids are random
+    "svg.hashsalt": "lm_polygraph_asmi",  # without it, ids in the file are random
     "text.parse_math": False,  # names may contain dollar signs
 }
 
 
 styled = style_context(STYLE, after_reset=True)
-"""Decorator: `STYLE` is in use while the function draws, and nothing of a user's matplotlibrc."""
+"""Decorator: while the function draws, `STYLE` is used instead of a user's matplotlibrc."""
 
 
 @styled
 def save(figure: Figure, path: str | Path, description: str = "") -> None:
-    """Write a figure in the format of the path's suffix. ValueError if that is unknown."""
-    # Without the time, so that the same runs write the same files.
+    """Write a figure in the format of the path's suffix; ValueError if the format is unknown."""
+    # Leave out the time, so that the same runs write the same files.
     metadata: dict[str, dict[str, Any]] = {
         ".png": {"Description": description},
         ".svg": {"Description": description, "Date": None},
@@ -60,7 +60,7 @@ def save(figure: Figure, path: str | Path, description: str = "") -> None:
 PAGE = (7.2, 9.6)
 """Largest size of a figure, in inches."""
 MANY = 6
-"""With more panels, they are small and share a page and a legend."""
+"""If a figure has more panels than this, they are small and share one page and legend."""
 SMALL: Any = {
     "font.size": 6, "axes.titlesize": 6, "axes.labelsize": 6, "xtick.labelsize": 5,
     "ytick.labelsize": 5, "legend.fontsize": 6, "axes.linewidth": 0.6, "lines.linewidth": 1,
@@ -71,7 +71,7 @@ SMALL: Any = {
 def _axes(
     panels: int, columns: int, width: float, height: float, sharex: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of so many inches with `panels` panels, `columns` per row."""
+    """A figure of this size in inches, with `panels` panels, `columns` per row."""
     figure = Figure(figsize=(width, height), layout="constrained")
     rows = math.ceil(panels / columns)
     axes = figure.subplots(rows, columns, sharex=sharex, squeeze=False).ravel()
@@ -81,9 +81,9 @@ def _axes(
 
 
 def grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure with panels of this size, `columns` per row, or 4 if more than `MANY`."""
+    """A figure with panels of this size, `columns` per row; 4 per row if more than `MANY`."""
     if panels > MANY:
-        rcParams.update(SMALL)  # until the drawing function ends
+        rcParams.update(SMALL)  # restored when the drawing function ends
         columns, width = 4, PAGE[0] / 4
         height = min(1.1 * width, PAGE[1] / math.ceil(panels / columns))
     columns = 2 if panels == 4 and columns == 3 else min(panels, columns)
@@ -98,7 +98,7 @@ def panel_title(ax: Axes, label: str) -> None:
 
 
 def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **arguments: Any) -> None:
-    """One legend of all panels, below them, where it covers nothing.
+    """Add one legend for all panels below them, where it covers nothing.
 
     `band`: label of the shaded area.
     """
@@ -124,10 +124,10 @@ Panel = TypeVar("Panel")
 def panelled(
     width: float, height: float, columns: int = 3, **legend: Any
 ) -> Callable[[Callable[[Axes, Panel], str | None]], Callable[[Mapping[str, Panel]], Figure]]:
-    """Make a function that draws one panel into one that draws a figure of panels by title.
+    """Turn a function that draws one panel into one that draws a figure of panels by title.
 
-    What the function returns is added to its panel's title. If there are arguments of
-    `panel_legend`, the figure has a legend.
+    What the function returns is added to the title of its panel. With arguments of `panel_legend`,
+    the figure gets a legend.
     """
 
     def declare(
@@ -156,7 +156,7 @@ def forest(
     black: Container[str] = (),
     chance: float = 0,
 ) -> Figure:
-    """Values with intervals, a panel per group, all on one scale.
+    """Values with intervals: one panel per group, all on the same scale.
 
     Markers are filled if the interval excludes `chance`. Rows named in `black` are baselines.
     """
@@ -165,7 +165,7 @@ def forest(
         for title, rows in panels.items()
     }
     names = {title: list(rows)[::-1] for title, rows in finite.items()}
-    if len(finite) > MANY:  # small panels share their names, and so their rows
+    if len(finite) > MANY:  # small panels show the same names in the same rows
         rcParams.update(SMALL)
         union = list(dict.fromkeys(name for rows in finite.values() for name in rows))
         names = dict.fromkeys(finite, union[::-1])
@@ -202,7 +202,7 @@ def forest(
 def by_setting(
     table: pd.DataFrame, columns: Mapping[str, str], label: str, chance: float = 0
 ) -> Figure:
-    """`forest` of some columns of a table with a row per setting, by the title of their panel."""
+    """Draw columns of a table with `forest`: a panel for each column, a row for each setting."""
     panels = {
         title: dict(zip(table["setting"], table[column], strict=True))
         for title, column in columns.items()
@@ -212,16 +212,15 @@ def by_setting(
 
 
 DepthCurves = tuple[Sequence[float], Mapping[str, np.ndarray], np.ndarray, np.ndarray]
-"""The D depths; the PRR (D,) of each setting; its mean (D,) over settings; the mean's 95 % band
-(2, D)."""
+"""The D depths; PRR (D,) by setting; mean PRR (D,) over settings; 95 % band (2, D) of the mean."""
 BAND = "95 % band"
 
 
 @panelled(3.4, 2.8, band=BAND)
 def depths(ax: Axes, curves: DepthCurves) -> None:
-    """PRR over depth, a panel per variant: the mean with its band, and each setting.
+    """PRR over depth, one panel per variant: each setting, and their mean with its band.
 
-    If there are more than `MANY` settings, they are grey: the table by method shows which is which.
+    More than `MANY` settings are drawn in grey; the table by method tells them apart.
     """
     relative_depths, groups, mean, band = curves
     percent = [100 * depth for depth in relative_depths]
@@ -265,19 +264,20 @@ def quadrants(ax: Axes, split: Quadrants) -> str:
 
 
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Positions (n,), error rates at these (n,), and the pointwise 95 % band (2, m) of the error rates
-at m positions, which are evenly spread over the same range."""
+"""Positions (n,), error rates at these (n,), and their pointwise 95 % band (2, m) at m positions
+that are evenly spread over the same range."""
 
 
 def _error_curves(ax: Axes, curves: Mapping[str, Curve], label: str = "{}") -> None:
-    """Error rates by signal. `label` has a place for the signal's name."""
+    """Error rate curves by signal. `label` is a format string for the signal's name."""
     highest = 0.0
     for name, (x, errors, band) in curves.items():
         colour, style = LINES[name]
         ax.plot(x, errors, color=colour, linestyle=style, label=label.format(name))
         band_x = np.linspace(x[0], x[-1], band.shape[1])
         ax.fill_between(band_x, *band, color=colour, alpha=0.12, linewidth=0)
-        # The first few answers are all right or all wrong, and would flatten the rest.
+        # The error rate of the first few answers is 0 or 1, and would flatten the rest of the
+        # curve.
         first = x[0] + np.ptp(x) / 20
         heights = np.r_[errors[x >= first], band[:, band_x >= first].ravel()]
         highest = max(highest, np.fmax.reduce(heights, initial=0))
@@ -300,7 +300,7 @@ def risk_coverage(ax: Axes, curves: Mapping[str, Curve]) -> None:
 
 @panelled(2.8, 2.4, band=BAND, title="tokens by MI")
 def coverage(ax: Axes, bands: tuple[pd.DataFrame, Mapping[str, np.ndarray]]) -> None:
-    """Mass of the top K by band of MI_t, a row each, with pointwise 95 % bands (2, k)."""
+    """Mass of the top K in bands of MI_t, one row each, with pointwise 95 % bands (2, k)."""
     mass, ends = bands
     styles = {
         "low": (GREEN, ":", "^"),
@@ -327,14 +327,14 @@ def violins(ax: Axes, scored: tuple[np.ndarray, np.ndarray]) -> None:
     for side, (kind, chosen, colour) in enumerate(
         (("right", ~wrong, BLUE), ("wrong", wrong, ORANGE))
     ):
-        # Logarithmic, because MI spans orders of magnitude; zeros are at the lower end.
+        # Logarithmic, since MI spans orders of magnitude. Zeros are drawn at the lower end.
         values = np.log10(np.maximum(scores[chosen], foot))
         if len(values) and np.ptp(values) > 0:
             parts: Any = ax.violinplot(values, [side], showextrema=False, widths=0.8)
             for body in parts["bodies"]:
                 body.set(facecolor=colour, alpha=0.5)
         counted = f"n = {len(values)}"
-        if len(values):  # else the layout would place an empty line in the figure's corner
+        if len(values):  # without values, the layout would put an empty line into the corner
             ax.plot(
                 side, np.median(values), "o", color=colour, markersize=4, clip_on=False, zorder=3
             )

@@ -1,4 +1,4 @@
-"""A table or figure of the report, and how its values are written."""
+"""One table or figure of the report, and how its values become text."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,36 +20,37 @@ SHORT = {
     "MonteCarloSequenceEntropy": "MC-SE", "MonteCarloNormalizedSequenceEntropy": "MC-NSE",
     "KernelLanguageEntropy": "KLE", "PTrueSampling": "P(True), samples", "PTrue": "P(True)",
 }  # fmt: skip
-"""Short names of LM-Polygraph's methods. A name that contains another one comes before it."""
+"""Short names of LM-Polygraph's methods. If a name contains another one, it comes first."""
 BOLD, ITALIC = "font-weight: bold", "font-style: italic"
 
 
 class Marked(NamedTuple):
-    """The best value. It is bold, or italic if not significantly different from the next best."""
+    """The best value: bold, or italic if it does not differ significantly from the next best."""
 
     value: Any
     css: str
 
 
 def leading(value: Any, ahead: Interval) -> Marked:
-    """The best of several values, marked by its difference from the next best."""
+    """The best of several values, marked by the interval `ahead` of its lead over the next best."""
     return Marked(value, BOLD if ahead.excludes(0) else ITALIC)
 
 
 @dataclass
 class ReportItem:
-    """One item of the report, computed from some settings.
+    """One item of the report: a table, perhaps with a figure, computed from some settings.
 
     Attributes:
-        name: of its files.
+        name: name of the item's files.
+        title: its heading.
         groups: the settings.
         table: raw values: numbers, `Interval`, `PRR`, `Marked` and text.
-        draw: makes the figure, if there is one.
-        notes: are printed below the table.
-        digits: after the decimal point.
-        signed: columns of differences. They are written with their sign, and with an asterisk if
-            the interval excludes 0.
-        resamples: of the intervals.
+        draw: makes the figure; None: there is no figure.
+        notes: sentences printed below the table.
+        digits: number of digits after the decimal point.
+        signed: columns of differences. They are written with a sign, and with an asterisk if the
+            interval excludes 0.
+        resamples: number of resamples of the intervals.
     """
 
     name: str
@@ -64,7 +65,7 @@ class ReportItem:
 
     @property
     def caption(self) -> list[str]:
-        """The notes, and the meaning of brackets and asterisks if the table has them."""
+        """The notes, with explanations of brackets and asterisks if the table has them."""
         values = map(bare, self.table.to_numpy().ravel())
         written = [value for value in values if isinstance(value, Interval | PRR)]
         small = [group.label for group in self.groups if group.answers.too_few]
@@ -74,7 +75,7 @@ class ReportItem:
             "±: standard error, 1,000 resamples of answers.": any(
                 isinstance(value, PRR) for value in written
             ),
-            # A figure may have intervals that the table has not.
+            # Written even if only the figure has intervals.
             f"Too small for reliable intervals: {'; '.join(labels)}. {FEW}": written and small,
             f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters unless stated "
             f"otherwise{star}.": any(
@@ -84,7 +85,7 @@ class ReportItem:
         return [*self.notes, *(note for note, holds in explained.items() if holds)]
 
     def shown(self) -> pd.DataFrame:
-        """The table as text."""
+        """The table with all values as text."""
         return pd.DataFrame(
             {
                 name: [text(value, self.digits, name in self.signed) for value in self.table[name]]
@@ -93,13 +94,13 @@ class ReportItem:
         )
 
     def styled(self, escape: str) -> Styler:
-        """The table as text with its marks, for "html" or "latex"."""
+        """The table as text with bold and italic marks, for "html" or "latex"."""
         marks = self.table.map(lambda value: value.css if isinstance(value, Marked) else "")
         styler = self.shown().map(brief).style.hide(axis="index").apply(lambda _: marks, axis=None)
         return styler.format(escape=escape).format_index(escape=escape, axis=1)
 
     def flat(self) -> pd.DataFrame:
-        """The table as numbers: an interval becomes three columns, a PRR two."""
+        """The table as numbers. An interval becomes three columns, a PRR two."""
         columns: dict[str, list[Any]] = {}
         for name in map(str, self.table):
             values = [bare(value) for value in self.table[name]]
@@ -113,30 +114,30 @@ class ReportItem:
 
 
 class MissingItem(NamedTuple):
-    """An item that these runs lack the data for, and what would make it."""
+    """An item for which these runs lack data, with the reason and what to run instead."""
 
     title: str
     reason: str
 
 
 Items = Sequence[ReportItem | MissingItem]
-"""Return type of a function of the report."""
+"""What a function of the report returns."""
 
 
 Row = dict[str, Any]
 Made = Row | list[Row] | tuple[Row | list[Row], dict[str, Any]] | None
-"""What is computed of one unit: a row or several, perhaps with panels of the figure by title."""
+"""Result for one unit: one or several rows, perhaps with panels of the figure by title."""
 Unit = TypeVar("Unit")
-"""What rows are computed of: a setting, or a tuple that has settings."""
+"""A unit from which rows are computed: a setting, or a tuple that contains settings."""
 
 
 class Computed(NamedTuple):
     """The rows of an item, and where they come from."""
 
     rows: list[Row]
-    panels: dict[str, Any]  # of the figure, by title
+    panels: dict[str, Any]  # title -> data of one panel of the figure
     groups: list[RunGroup]  # the settings that have rows
-    missing: str  # why others have none
+    missing: str  # why other settings have no rows
 
 
 def computed(
@@ -144,7 +145,7 @@ def computed(
     compute: Callable[[Unit], Made],
     label: Callable[[Unit], str] = lambda unit: getattr(unit, "label", ""),
 ) -> Computed:
-    """Compute the rows of each unit. If this raises a ValueError, the unit is named by `label`."""
+    """Compute the rows of each unit. If this raises ValueError, the unit is listed as missing."""
     found = Computed([], {}, [], "")
     missing: dict[str, list[str]] = {}
     for unit in units:
@@ -173,14 +174,13 @@ def frame(
     otherwise: str = "no run has the data",
     **shown: Any,
 ) -> list[ReportItem] | list[MissingItem]:
-    """An item of the rows that were found.
+    """Make an item from computed rows.
 
     Args:
-        name, title, notes: of the item. A last note names the units without rows, and why.
-        figure: draws the panels, or the table if there are none.
-        otherwise: why the item is missing, if there are no rows and no unit has a reason.
-        **shown: other fields of `ReportItem`. Its groups are those that have rows, unless they are
-            passed here.
+        name, title, notes: see `ReportItem`. A note on units without rows is added.
+        figure: draws the panels, or the table if there are no panels.
+        otherwise: why the item is missing, if there are no rows and no unit gave a reason.
+        **shown: other fields of `ReportItem`. By default, `groups` are the settings with rows.
     """
     if not found.rows:
         return [MissingItem(title, found.missing or otherwise)]
@@ -194,9 +194,9 @@ def frame(
 def per_setting(
     name: str, title: str, *notes: str, **shown: Any
 ) -> Callable[[Callable[[RunGroup], Made]], Callable[[Sequence[RunGroup]], Items]]:
-    """Make an item of a function that computes the rows of one setting.
+    """Make an item from a function that computes the rows of one setting.
 
-    The decorated function takes all settings and returns items. Arguments are those of `frame`.
+    The decorated function takes all settings and returns items. Arguments: see `frame`.
     """
 
     def declare(compute: Callable[[RunGroup], Made]) -> Callable[[Sequence[RunGroup]], Items]:
@@ -212,12 +212,12 @@ def per_setting(
 
 
 def bare(value: Any) -> Any:
-    """A value without its mark."""
+    """A value without its `Marked`."""
     return value.value if isinstance(value, Marked) else value
 
 
 def text(value: Any, digits: int, signed: bool = False) -> str:
-    """One value of a table as text. A dash: undefined."""
+    """One value of a table as text. Undefined values become a dash."""
     value = bare(value)
     if isinstance(value, Interval | PRR):
         center, *ends = (text(number, digits, signed) for number in value)
@@ -233,13 +233,13 @@ def text(value: Any, digits: int, signed: bool = False) -> str:
         return "yes" if value else "no"
     if not isinstance(value, float):
         return str(value)
-    # A value that would be written as 0 has its first digit.
+    # Show the first significant digit of a value that would be rounded to 0.
     form = "1g" if value and not round(value, digits) else f"{digits}f"
     return f"{value:{'+' if signed else ''}.{form}}".replace("-", "−")
 
 
 def brief(text: str) -> str:
-    """The text with the names of `SHORT` shortened."""
+    """A text in which the names of `SHORT` are shortened."""
     for name, short in SHORT.items():
         text = text.replace(name, short)
     return text

@@ -6,11 +6,12 @@ from lm_polygraph_asmi.core import mask_plan
 
 
 def plan_table(num_heads: int) -> pd.DataFrame:
-    """Both bounds, for mask rates p up to twice the largest admissible one.
+    """Both bounds of the paper, for mask rates p up to twice the largest admissible one.
 
     Returns:
-        Columns: p; S (fewest masks for coverage); heads masked at once, Gaussian and exact (95 %
-        quantiles); admissible (the exact one within a quarter of the heads).
+        Columns: p; S (fewest masks that cover all heads); number of heads masked at once (95 %
+        quantile) by the Gaussian and by the exact distribution; and admissible, which is true if
+        the exact quantile is at most a quarter of the heads.
     """
     rows = []
     for p in mask_plan.MASK_RATES:

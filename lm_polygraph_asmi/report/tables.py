@@ -18,7 +18,7 @@ from lm_polygraph_asmi.results.runs import MSP, Run
 
 
 def _answers(run: Run, metric: str) -> Labelled:
-    """The answers of `Run.finite`. Without labels if the quality is not between 0 and 1."""
+    """The answers of `Run.finite`; without labels if the quality is not between 0 and 1."""
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric].to_numpy(dtype=float)
     labels = quality < RIGHT if on_scale(quality) else None
@@ -32,8 +32,8 @@ class MethodPRR(NamedTuple):
     """The PRR of one method."""
 
     prr: PRR  # with its standard error over answers
-    interval: Interval  # over clusters
-    minus_msp: Interval  # its difference from the PRR of MSP; NaN for MSP and without it
+    interval: Interval  # 95 % interval over clusters
+    minus_msp: Interval  # PRR minus the PRR of MSP; NaN for MSP itself, and if there is no MSP
 
 
 def method_prrs(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, MethodPRR]:
@@ -48,7 +48,7 @@ def method_prrs(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str,
 
 
 def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
-    """PRR of each method for one quality metric of a run, the best first.
+    """PRR of each method of a run with one quality metric, the highest first.
 
     Returns:
         Rows with the fields
@@ -57,9 +57,9 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
         - `prr`, and its `standard_error` over answers
         - `minus_msp`, the PRR minus that of `MSP`, and the ends `low` and `high` of its 95 %
           interval over clusters
-        - `auroc` of detecting wrong answers, whose quality is below `RIGHT`
+        - `auroc` of detecting wrong answers, which are those with a quality below `RIGHT`
 
-        NaN: undefined.
+        Undefined values are NaN.
     """
     scores = dict(run.scores[run.finite(metric)].items())
     answers = _answers(run, metric)
@@ -78,7 +78,7 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
 
 
 def prr_table(run: Run, metric: str) -> Table:
-    """`prr_rows` for a terminal of 80 columns."""
+    """The result of `prr_rows` as a table for a terminal of 80 columns."""
     table = Table(title=f"PRR over {run.finite(metric).sum()} answers, quality: {metric}")
     table.add_column("method", overflow="fold")
     for name in ("PRR", "minus MSP [95 %]", "AUROC"):
@@ -96,10 +96,10 @@ def prr_table(run: Run, metric: str) -> Table:
 
 
 def about_quality(run: Run, metric: str) -> str:
-    """Notes on a metric and its answers, to print below its table."""
+    """Notes on a metric and its answers, printed below the table."""
     answers, unlabelled = _answers(run, metric), run.unlabelled(metric)
     labelled, left_out = on_scale(answers.quality), int((~run.finite(metric)).sum())
-    right = f"{metric} is outside 0 to 1: which answers are right is unknown."
+    right = f"{metric} is outside 0 to 1, so it is unknown which answers are right."
     if labelled:
         right = f"Right answers ({metric} at least {RIGHT}): {(~answers.wrong).mean():.0%}."
     clusters = "Clusters (stories, passages or prompts), which intervals are over"
@@ -119,7 +119,7 @@ def about_quality(run: Run, metric: str) -> str:
 
 
 def parameters_line(used: Mapping[str, Any]) -> str:
-    """The parameters of ASMI that a run used at one depth."""
+    """One line with the settings that ASMI used in a run at one depth."""
     return (
         f"ASMI at depth {100 * used['depth']:g}%: {masked_layer(used)}, "
         f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
@@ -128,11 +128,11 @@ def parameters_line(used: Mapping[str, Any]) -> str:
 
 
 def about_run(run: Run) -> str:
-    """How to read the tables of a run, and its parameters of ASMI."""
+    """How to read the tables of a run, and the settings that ASMI used."""
     lines = [
         "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. MSP: "
-        "MaximumSequenceProbability. AUROC: 0.5 = chance. PRR gives the few most confident answers "
-        "most weight; AUROC weighs all alike.",
+        "MaximumSequenceProbability. AUROC: 0.5 = chance. PRR gives most weight to the few most "
+        "confident answers; AUROC weighs all answers alike.",
     ]
     empty = says_nothing(run.stats.get("greedy_texts"))
     if empty is not None and empty.any():

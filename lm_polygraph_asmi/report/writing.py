@@ -1,4 +1,4 @@
-"""Write the report: a page with its figures, and files of tables and figures on request."""
+"""Write the report: one page with its figures and, on request, files of tables and figures."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,18 +21,18 @@ from lm_polygraph_asmi.results.run_groups import RunGroup
 
 SYMBOLS = (
     "MI_t: disagreement of the masked subnetworks on a token, in nats. A_t: semantic similarity "
-    "of the tokens they disagree on. u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over "
-    "an answer. H, entropy: of the unmasked model, mean over tokens; H(p̄): of the subnetworks' "
-    "mean prediction. MSP: −log probability of the answer. MSP and H are LM-Polygraph's, or from "
-    "ASMI's own unmasked pass in a run without them. All scores: higher = more uncertain. †: not "
-    "in the paper."
+    "of the tokens that they disagree on. u_sem: the score of Sem-ASMI, which is MI_t (1 − A_t) "
+    "averaged over an answer. H, entropy: mean token entropy of the unmasked model. H(p̄): "
+    "entropy of the subnetworks' mean prediction. MSP: −log probability of the answer. MSP and H "
+    "are LM-Polygraph's; in a run without them, they are computed from ASMI's own unmasked pass. "
+    "All scores: higher = more uncertain. †: not in the paper."
 )
-"""Meaning of the report's symbols."""
+"""Explanation of the report's symbols."""
 MATH = {"p̄": r"$\bar{p}$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$",
         "†": r"\dag{}"}  # fmt: skip
-"""Characters that LaTeX sets in text only with packages. pandas escapes all others."""
+"""Characters that LaTeX can set in text only with packages. pandas escapes all others."""
 RESIZED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%" "\n"
-"""Never wider than the text, never stretched."""
+"""LaTeX that makes a table narrower if it is wider than the text, but never wider."""
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
@@ -44,22 +44,22 @@ def build_report(
     full: bool = False,
     formats: Collection[str] = (),
 ) -> tuple[Path, list[str]]:
-    """Write a report on settings: a page with its figures, and files of tables.
+    """Write a report on settings: a page with its figures and, on request, files of tables.
 
     Args:
         groups: the settings.
         out: folder to write into.
         progress: gets a list of steps and its name, and yields these steps.
-        jobs: number of processes, which compute settings and draw figures. It changes no number.
+        jobs: number of processes that compute settings and draw figures. It changes no number.
         full: write all of the paper's tables and figures, not only PRR and its difference from MSP.
-        formats: also write tables (csv, md, tex) and figures (svg, pdf) as such files.
+        formats: formats of further files: csv, md, tex for tables; svg, pdf for figures.
 
     Returns:
         The path of the page, and the page's first lines.
 
     Raises:
         OSError: the folder cannot be written, or a process ended.
-        ValueError: another process writes a report there.
+        ValueError: another process is writing a report there.
     """
     out = Path(out)
     (out / "figures").mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def build_report(
 def _compute(
     groups: Sequence[RunGroup], full: bool, progress: Progress
 ) -> list[ReportItem | MissingItem]:
-    """All items, the paper's numbers after those of every report."""
+    """All items. The paper's numbers come after the items of every report."""
     makes = every_report_item() if full else PAGE
     compute_apart(groups, makes, progress)
     made = [item for make in progress(makes, "Tables") for item in make(groups)]
@@ -103,17 +103,17 @@ def _save(draw: Callable[[], Figure], stem: Path, suffixes: Sequence[str], about
     figure = draw()
     for suffix in suffixes:
         save(figure, stem.with_suffix(f".{suffix}"), about)
-        figure.set_layout_engine("none")  # the same layout, which takes long, for all
+        figure.set_layout_engine("none")  # keep the layout, which is slow to compute
 
 
 def _description(item: ReportItem) -> str:
-    """Title, notes and sources of an item."""
+    """An item's title and notes, and the sources of its data."""
     sources = [f"Source: {_source(group)}" for group in item.groups]
     return "\n".join([item.title, *item.caption, *sources])
 
 
 def markdown_table(item: ReportItem) -> str:
-    """The table in Markdown, with its notes and sources below it."""
+    """A table in Markdown, with its notes and sources below it."""
     shown = item.shown().map(lambda text: text.replace("|", r"\|"))
     table = shown.to_markdown(index=False, disable_numparse=True)
     about = _description(item).replace("\n", "\n\n")
@@ -121,7 +121,7 @@ def markdown_table(item: ReportItem) -> str:
 
 
 def latex_table(item: ReportItem) -> str:
-    """The table for LaTeX with the packages booktabs and graphicx. Its notes are comments."""
+    """A table for LaTeX with the packages booktabs and graphicx. Its notes become comments."""
     numbers = [name for name in item.table if not item.table[name].map(type).eq(str).any()]
     table = item.styled("latex").to_latex(
         column_format="".join("r" if name in numbers else "l" for name in item.table),
@@ -143,7 +143,7 @@ TABLES: Mapping[str, Callable[[ReportItem], str]] = {
     "md": markdown_table,
     "tex": latex_table,
 }
-"""Text of a table, by the suffix of its file."""
+"""Suffix of a table's file -> function that writes its text."""
 
 
 def _write_table(item: ReportItem, folder: Path, formats: Collection[str]) -> None:
@@ -169,15 +169,17 @@ def _page(
 
 
 def _short_path(path: str | list[str] | None) -> str | None:
-    """The last parts of an absolute path, to keep the rest private; name and configuration of a
-    data set as one text."""
+    """The last two parts of an absolute path, since the rest is private; other names unchanged.
+
+    The name and configuration of a dataset are joined.
+    """
     if isinstance(path, list):
         path = " ".join(map(str, path))
     return "/".join(Path(path).parts[-2:]) if path and Path(path).is_absolute() else path
 
 
 def _source(group: RunGroup) -> str:
-    """A setting, its data and runs, in one line. Of paths, only the last parts are shown."""
+    """One line on a setting, its data and its runs. Only the last parts of paths are shown."""
     model, data = group.run.recorded("model"), group.run.recorded("dataset")
     unknown = "not recorded"
     parts = [

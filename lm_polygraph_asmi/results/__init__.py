@@ -1,1 +1,1 @@
-"""Files of runs: names of statistics, result cache, manifest, runs, groups of runs, scales."""
+"""Files of runs, and how to read them: statistics, result cache, manifest, runs, groups of runs."""

@@ -1,9 +1,10 @@
-"""Result cache: stores results on disk as they are computed, so that a killed run loses none.
+"""Result cache: stores each result on disk once it is computed, so that a killed run can resume.
 
-LM-Polygraph writes once, at the end. A result cache is a folder (a `diskcache`) that all runs may
-share. A key holds everything that a result depends on: the model's revision, settings, token ids;
-releases are added here. A cache never stops a run: what cannot be read is computed again, and if
-writing fails, one warning is logged.
+LM-Polygraph itself writes only at the end of a run. A result cache is a folder (a `diskcache`) that
+several runs can share. A key holds everything that a result depends on: the model's revision,
+settings and token ids; releases of packages are added here. A problem of the cache never stops a
+run: if an entry cannot be read, it is computed again, and if writing fails, a warning is logged
+once.
 """
 
 import hashlib
@@ -24,14 +25,14 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 RELEASES = {
     name: version(name) for name in ("lm_polygraph_asmi", "torch", "transformers", "lm-polygraph")
 } | {"format": "4"}
-"""Part of every key; the format is increased when the meaning of stored results changes."""
+"""Part of every key. Increase the format when the meaning of stored results changes."""
 
 
 class ResultCache:
-    """Results stored in a folder, which is created; None: nothing is stored.
+    """Results stored in a folder, which is created. None: nothing is stored.
 
-    Only open folders you trust: entries are pickles. Nothing is stored or found under a key whose
-    "revision" is None: a model that cannot be identified.
+    Only open folders you trust: entries are pickles. If a key's "revision" is None, the model
+    cannot be identified; then nothing is stored or found.
     """
 
     def __init__(self, folder: str | Path | None) -> None:
@@ -45,7 +46,7 @@ class ResultCache:
                 self._give_up("opened", error)
 
     def get(self, key: dict[str, Any]) -> Any | None:
-        """The result stored under a key, or None if there is none or it is damaged."""
+        """The result stored under a key; None if there is none, or if it is damaged."""
         if self._entries is None or key.get("revision", "") is None:
             return None
         try:
@@ -58,13 +59,13 @@ class ResultCache:
             return pickle.loads(content)
         except Exception as error:  # a damaged pickle can raise anything
             log.warning(
-                "An entry of the result cache %s is damaged (%s) and is computed again",
+                "An entry of the result cache %s is damaged (%s), so it is computed again",
                 self.folder, error,
             )  # fmt: skip
             return None
 
     def put(self, key: dict[str, Any], result: Any) -> None:
-        """Store a result; on disk when this returns."""
+        """Store a result. It is on disk when this returns."""
         if self._entries is None or not self._writable or key.get("revision", "") is None:
             return
         content = pickle.dumps(result)
@@ -75,11 +76,13 @@ class ResultCache:
 
     def _give_up(self, action: str, error: Exception) -> None:
         log.warning(
-            "The result cache %s cannot be %s (%s: %s). The run continues; if it is killed, "
-            "answers from now on must be scored again. Remove the folder if it is damaged, or set "
+            "The result cache %s cannot be %s (%s: %s). The run continues, but if it is killed, "
+            "answers "
+            "from now on must be scored again. If the folder is damaged, remove it, or set "
+            "another one in "
             "asmi.result_cache", self.folder, action, type(error).__name__, error,
         )  # fmt: skip
-        self._writable = False  # stored results can still be read
+        self._writable = False  # results that are stored already can still be read
 
 
 def _digest(key: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""The manifest of a run: data that LM-Polygraph's manager file lacks.
+"""The manifest of a run: facts that LM-Polygraph's manager file does not record.
 
-Written next to `ue_manager_seed1` as `asmi_manifest_seed1.json`, at the start of a run and again at
-its end, so that a killed run has one too.
+It is written beside `ue_manager_seed1` as `asmi_manifest_seed1.json`, at the start of a run and
+again at its end, so that a killed run has one, too.
 """
 
 import hashlib
@@ -21,24 +21,24 @@ from lm_polygraph_asmi.results.names import SECONDS
 
 FORMAT = 1
 SECRETS = {"hf_token", "token", "use_auth_token", "api_key"}
-"""Names of settings that are left out of a manifest."""
+"""Names of settings that are removed from a manifest."""
 PACKAGES = (
     "lm-polygraph-asmi", "lm-polygraph", "torch", "transformers", "tokenizers", "accelerate",
     "datasets", "sentence-transformers", "hydra-core", "numpy", "scipy", "scikit-learn",
 )  # fmt: skip
 PHASES = {**{name: name.removeprefix("seconds_") for name in SECONDS}, "asmi_seconds": "asmi",
           "asmi_diversity_seconds": "diversity"}  # fmt: skip
-"""Saved statistic -> name of the phase in the manifest."""
+"""Saved statistic -> name of its phase in the manifest."""
 
 
 def manifest_path(manager: str | Path) -> Path:
-    """Manifest of a manager file: `ue_manager_seed1` -> `asmi_manifest_seed1.json`."""
+    """Path of the manifest of a manager file: `ue_manager_seed1` -> `asmi_manifest_seed1.json`."""
     manager = Path(manager)
     return manager.with_name(f"{manager.name.replace('ue_manager', 'asmi_manifest')}.json")
 
 
 def read_manifest(manager: str | Path) -> dict[str, Any]:
-    """The manifest of a manager file; FileNotFoundError without one, ValueError if damaged."""
+    """The manifest of a manager file; FileNotFoundError if missing, ValueError if damaged."""
     path = manifest_path(manager)
     if not path.is_file():
         raise FileNotFoundError(
@@ -54,12 +54,12 @@ def read_manifest(manager: str | Path) -> dict[str, Any]:
 
 
 def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
-    """Replace the manifest of a manager file atomically."""
+    """Write or replace the manifest of a manager file atomically."""
     write_whole(manifest_path(manager), to_json(manifest, indent=1))
 
 
 def packages() -> dict[str, str]:
-    """Releases of packages that results can depend on."""
+    """Installed releases of packages that results may depend on."""
     releases = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -70,8 +70,8 @@ def packages() -> dict[str, str]:
 def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
     """Path and revision of the model in a config's node `model`.
 
-    The revision is the commit of a hub model, from the local cache; of a folder, a digest of the
-    content of small files, and of names and sizes of large ones.
+    The revision of a hub model is its commit in the local cache. The revision of a folder is a
+    digest of the content of small files, and of the names and sizes of large ones.
     """
     path = str(node.get("path"))
     if Path(path).is_dir():
@@ -84,7 +84,7 @@ def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
         return {"path": node.get("path"), "revision": f"sha256:{digest.hexdigest()[:16]}"}
     chosen = (node.get("load_model_args") or {}).get
     cached = None
-    with suppress(HFValidationError):  # a folder that does not exist
+    with suppress(HFValidationError):  # the path is a folder that does not exist
         cached = try_to_load_from_cache(
             path, "config.json", chosen("cache_dir"), chosen("revision") or "main"
         )
@@ -93,19 +93,19 @@ def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_secrets(node: Any) -> Any:
-    """A config without tokens and keys, because manifests are shared."""
+    """A config without tokens and keys, since manifests are shared."""
     if isinstance(node, dict):
         return {name: without_secrets(value) for name, value in node.items() if name not in SECRETS}
     return [without_secrets(value) for value in node] if isinstance(node, list) else node
 
 
 def seconds_by_phase(stats: Mapping[str, list[Any]]) -> dict[str, list[float]]:
-    """Seconds of every example, by name of the phase, for every phase that was saved."""
+    """Seconds of every example, for each phase that was saved."""
     return {phase: stats[name] for name, phase in PHASES.items() if stats.get(name)}
 
 
 def seconds_per_phase(stats: Mapping[str, list[Any]]) -> dict[str, dict[str, float]]:
-    """Median and total seconds over the examples, for every phase that was saved."""
+    """Median and total of the seconds over examples, for each phase that was saved."""
     return {
         phase: {"median": float(np.median(seconds)), "total": float(np.sum(seconds))}
         for phase, seconds in seconds_by_phase(stats).items()

@@ -1,4 +1,4 @@
-"""The paper's published numbers, and the protocol that a run must have to be compared with them."""
+"""The paper's published numbers, and the protocol a run must follow to be comparable."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,15 +11,17 @@ from lm_polygraph_asmi.config import METHODS, ASMIConfig
 from lm_polygraph_asmi.results.run_groups import RunGroup, same_depth
 
 PAPER = Path(__file__).parents[1] / "data" / "paper.csv"
-"""Read from the paper's LaTeX by `scripts/paper_numbers.py` of commit 0ad19aa; then its places."""
+"""Numbers that `scripts/paper_numbers.py` of commit 0ad19aa read from the paper's LaTeX. The places
+where the report has them were added later."""
 
 
 def read_published() -> pd.DataFrame:
-    """The numbers of the paper, in its order; models, data sets and quantities as printed.
+    """The paper's numbers in its order, with models, datasets and quantities as printed.
 
-    `label`: of the table, figure or section in LaTeX; `method` as the report names it; `n`: rows it
-    is about, tokens for a coverage; `where`: model and data set. `table`, `column` and `row`: where
-    the report has it; `row` names other columns and the beginning of what they hold.
+    `label` is the LaTeX label of the table, figure or section. `method` is the report's name of the
+    method. `n` is the number of rows the number is about, or of tokens for a coverage. `where` is
+    model and dataset. `table`, `column` and `row` say where the report has the number; `row` names
+    other columns and how their values begin.
     """
     numbers = pd.read_csv(PAPER, keep_default_na=False, na_values={"depth": "", "n": ""})
     named = numbers[["model", "dataset"]].agg(lambda names: ", ".join(filter(None, names)), axis=1)
@@ -30,11 +32,11 @@ MODELS = {
     "Qwen3-4B": "Qwen3-4B-Base", "Qwen3-8B": "Qwen3-8B-Base", "Llama-2-7B": "Llama-2-7b-hf",
     "Mistral-7B": "Mistral-7B-v0.1",
 }  # fmt: skip
-"""Backbone as printed -> last part of its path, on the hub or in a folder."""
+"""Model name as printed -> last part of its path, on the hub or in a folder."""
 
 
 class Benchmark(NamedTuple):
-    """A data set of the paper: its number of rows, and what a manifest records of it."""
+    """A dataset of the paper: its number of rows, and what a manifest records about it."""
 
     rows: int
     recorded: Mapping[str, Any]
@@ -54,20 +56,20 @@ BENCHMARKS = {
 GENERATION = {
     "do_sample": False, "num_beams": 1, "temperature": 0.5, "stop_strings": ["\n"],
 }  # fmt: skip
-"""Of `generation_params`; the temperature is that of the ten samples."""
+"""Entries of `generation_params` in the paper. The temperature is that of the ten samples."""
 PROTOCOL = {
     **{f"generation_params.{name}": value for name, value in GENERATION.items()},
     "instruct": False, "n_shot": 0, "asmi.num_samples": 10,
     "model.load_model_args.quantization_config": None,
 }  # fmt: skip
-"""Entry of a run's config -> its value in the paper."""
+"""Entry of a run's config -> its value in the paper's protocol."""
 MASKS, MASK_RATE = 40, 0.15
 LEFT_OPEN = ("closing_token", "gate_token", "seeded_by")
-"""Settings of a score that the paper does not give, so that any value is comparable."""
+"""Settings of a score that the paper does not report. Any value of them is comparable."""
 
 
 def paper_setting(group: RunGroup) -> tuple[str, str]:
-    """The paper's names of a setting's model and data; empty where it has none of them."""
+    """The paper's names of a setting's model and dataset; empty if the paper does not use it."""
     folder = Path(group.run.recorded("model").get("path") or "").name.lower()
     models = {last.lower(): name for name, last in MODELS.items()}
     data = group.run.recorded("dataset")
@@ -80,10 +82,11 @@ def paper_setting(group: RunGroup) -> tuple[str, str]:
 
 
 def departures(group: RunGroup) -> list[str]:
-    """What of a setting is not the paper's protocol, apart from its rows and ASMI's settings.
+    """Names of what differs from the paper's protocol, except for the rows and ASMI's settings.
 
-    Empty if it can be compared. What the manifest lacks counts as a departure. The paper gives
-    neither revisions nor seeds of masks, samples and rows, so these are not compared.
+    Empty if the setting is comparable. What the manifest does not record counts as a difference.
+    The paper reports neither revisions nor seeds of masks, samples and rows, so these are not
+    compared.
     """
     setting = paper_setting(group)
     if not all(setting):
@@ -98,9 +101,9 @@ def departures(group: RunGroup) -> list[str]:
 
 
 def paper_method(group: RunGroup, symbol: str, depth: float) -> str | None:
-    """Name of a variant's score with the paper's settings; None if the setting has none.
+    """Name of a variant's score that has the paper's settings; None if there is none.
 
-    Of several that differ in what the paper leaves open, the one nearest to the defaults.
+    If several scores differ only in `LEFT_OPEN`, the one nearest to the defaults is taken.
     """
     method = next(name for name, known in METHODS.items() if known == symbol)
     default = ASMIConfig(method=method, depth=depth)
@@ -109,9 +112,9 @@ def paper_method(group: RunGroup, symbol: str, depth: float) -> str | None:
         group.methods.items(), key=lambda method: len(method[1].describe(*LEFT_OPEN))
     ):
         used = [
-            (at["num_masks"], at["mask_rate"])
+            (in_use["num_masks"], in_use["mask_rate"])
             for run in group.runs if name in run.scores
-            for at in run.settings() if same_depth(at["depth"], depth)
+            for in_use in run.settings() if same_depth(in_use["depth"], depth)
         ]  # fmt: skip
         if config.same_but(default, *free) and set(used) == {(MASKS, MASK_RATE)}:
             return name

@@ -1,4 +1,4 @@
-"""Finished runs grouped into settings (model x dataset x prompt): all methods on the same rows."""
+"""Runs grouped into settings (model x dataset x prompt), with all methods on the same rows."""
 
 import os
 from collections import Counter
@@ -22,16 +22,16 @@ SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
 
 
 class Unavailable(ValueError):
-    """A setting lacks data that an item of the report needs; the message names it."""
+    """A setting lacks data that an item of the report needs. The message names the data."""
 
 
 def _tokens_of(name: str) -> "cached_property[list[np.ndarray] | None]":
-    """A field of `asmi` at the operating depth, of every token; see `RunGroup.tokens`."""
+    """A field of `asmi` at the operating depth, for each counted token; see `RunGroup.tokens`."""
     return cached_property(lambda group: group.tokens(group.masked(name)))
 
 
 def _mean_of(name: str) -> "cached_property[np.ndarray | None]":
-    """The mean over an answer's tokens of such a field."""
+    """The mean over an answer's tokens of a field of `asmi` at the operating depth."""
     return cached_property(
         lambda group: group._score_or(None, group.tokens(group.masked(name)), "mean")
     )
@@ -39,20 +39,20 @@ def _mean_of(name: str) -> "cached_property[np.ndarray | None]":
 
 @dataclass(frozen=True, eq=False)
 class RunGroup:
-    """One model's answers to one dataset with one prompt, and all runs over them."""
+    """One model's answers to one dataset with one prompt, and all runs that have these answers."""
 
-    model: str  # as in tables, like `dataset`
+    model: str  # name in tables, like `dataset`
     dataset: str
-    suffix: str  # distinguishes settings of one model and dataset; mostly empty
-    runs: tuple[Run, ...]  # over these answers; `source` is the one with the token statistics
-    run: Run  # all methods of the runs, as one
+    suffix: str  # distinguishes several settings of one model and dataset; usually empty
+    runs: tuple[Run, ...]  # all runs with these answers; token statistics are from `source`
+    run: Run  # the runs joined into one, with all their methods
     metric: str  # the quality metric in use
     depth: float  # the operating depth
-    rows: np.ndarray  # (n,) those in use, with finite quality and finite scores of all methods
+    rows: np.ndarray  # (n,) rows in use: quality and scores of all methods are finite
     notes: tuple[str, ...]  # what was left out, and why
-    operating: ASMIConfig | None = None  # of the operating variants; None: the first variant's
-    right_from: float | None = None  # lowest quality of a right answer; None: 0.5, of 0 to 1
-    computed: dict[Any, Any] = field(default_factory=dict, init=False)  # what `once` keeps
+    operating: ASMIConfig | None = None  # settings of the operating variants; None: the first one's
+    right_from: float | None = None  # lowest quality of a right answer; None: 0.5 in [0, 1]
+    computed: dict[Any, Any] = field(default_factory=dict, init=False)  # values cached by `once`
 
     @property
     def label(self) -> str:
@@ -63,7 +63,7 @@ class RunGroup:
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """(n, methods); higher = more uncertain."""
+        """Scores (n, methods), higher = more uncertain."""
         return self.run.scores.iloc[self.rows].reset_index(drop=True)
 
     @cached_property
@@ -72,7 +72,7 @@ class RunGroup:
 
     @cached_property
     def wrong(self) -> np.ndarray:
-        """(n,) below `right_from`; Unavailable for a quality of unknown scale."""
+        """(n,) True if the quality is below `right_from`; Unavailable if its scale is unknown."""
         try:
             named = [below_right(value, self.right_from, self.metric) for value in self.quality]
         except ValueError as error:
@@ -81,7 +81,7 @@ class RunGroup:
 
     @cached_property
     def clusters(self) -> list[str]:
-        """Keys from the manifest, else from the prompts, else one per row."""
+        """Cluster keys of the rows in use; see `Run.cluster_keys`."""
         return [self.run.cluster_keys[i] for i in self.rows]
 
     @cached_property
@@ -91,7 +91,7 @@ class RunGroup:
 
     @cached_property
     def ids(self) -> list[str] | None:
-        """Ids of the rows in use; None if no manifest has them."""
+        """Ids of the rows in use; None if no manifest records them."""
         ids = self.run.ids
         return ids and [ids[i] for i in self.rows]
 
@@ -101,7 +101,7 @@ class RunGroup:
 
     @cached_property
     def grounded(self) -> bool | None:
-        """Whether answers should come from a given context; None if unknown."""
+        """Whether answers should come from a given context; None if this is unknown."""
         return False if self.closed_book else self.run.recorded("dataset").get("grounded")
 
     @cached_property
@@ -112,9 +112,10 @@ class RunGroup:
 
     @cached_property
     def _operating(self) -> ASMIConfig:
-        """Settings of the operating variants: of scores at the operating depth, the first.
+        """Settings of the operating variants: those of the first score at the operating depth.
 
-        Those nearest to the defaults come first: else the order of the runs would choose.
+        Scores with settings near to the defaults come first, so that the order of the runs does not
+        matter.
         """
         at_depth = [c for c in self.methods.values() if same_depth(c.depth, self.depth)]
         at_depth.sort(key=lambda c: (c.top_k != ASMIConfig.top_k, len(c.describe())))
@@ -122,7 +123,7 @@ class RunGroup:
 
     @cached_property
     def variants(self) -> dict[str, str]:
-        """Symbol -> method, at the operating depth and with the operating settings."""
+        """Symbol -> method, for methods at the operating depth with the operating settings."""
         by_symbol: dict[str, str] = {}
         for method, config in self.methods.items():
             if same_depth(config.depth, self.depth) and config.same_but(self._operating, "method"):
@@ -131,18 +132,18 @@ class RunGroup:
 
     @cached_property
     def baselines(self) -> list[str]:
-        """All methods but ASMI's three: the host's, and this package's, such as Source-KL."""
+        """All methods except ASMI's scores."""
         return [method for method in self.scores if method not in self.methods]
 
     def need(self, *names: str) -> list[Any]:
-        """Columns or lists of tokens by attribute, such as "mi_tokens"; Unavailable without one."""
+        """Attributes of these names, such as "mi_tokens". Raises Unavailable if one is None."""
         missing = [name for name in names if getattr(self, name) is None]
         if missing:
             raise Unavailable(f"{', '.join(missing)} not saved, or not finite for every row")
         return [getattr(self, name) for name in names]
 
     def need_errors(self) -> None:
-        """Raises Unavailable unless there are right and wrong answers."""
+        """Raise Unavailable unless there are both right and wrong answers."""
         if self.wrong.all() or not self.wrong.any():
             raise Unavailable(f"all answers are {'wrong' if self.wrong.all() else 'right'}")
 
@@ -152,75 +153,75 @@ class RunGroup:
     def _score_or(
         self, method: str | None, tokens: list[np.ndarray] | None, aggregation: str
     ) -> np.ndarray | None:
-        """A method's score if there is one, else tokens as saved, aggregated; None without both."""
+        """A method's score if a run has it, or else the aggregated tokens; None without both."""
         if method in self.scores:
             return self.score(str(method))
         return None if tokens is None else np.array([aggregate(row, aggregation) for row in tokens])
 
     @cached_property
     def msp(self) -> np.ndarray | None:
-        """Negative log-likelihood of the answer, nats: the host's MSP, else from ASMI's pass."""
+        """Negative log-likelihood of the answer, nats: LM-Polygraph's, or else from ASMI's pass."""
         likelihoods = self.tokens(self.saved("asmi_log_likelihood"))
         return self._score_or(MSP, likelihoods and [-answer for answer in likelihoods], "sum")
 
     @cached_property
     def entropy(self) -> np.ndarray | None:
-        """Mean single-pass token entropy of the answer, nats: the host's, else from ASMI's pass."""
+        """Mean token entropy of the answer, nats: LM-Polygraph's, or else from ASMI's pass."""
         return self._score_or(ENTROPY, self.tokens(self.saved("asmi_entropy")), "mean")
 
     @cached_property
     def u_sem(self) -> np.ndarray | None:
-        """Sem-ASMI, nats: the estimator's, else from saved tokens."""
+        """Sem-ASMI, nats: the estimator's score, or else computed from saved tokens."""
         return self._score_or(
             self.variants.get("Sem-ASMI"), self.u_tokens, self._operating.aggregation
         )
 
     @cached_property
     def mi(self) -> np.ndarray | None:
-        """ASMI, nats: the estimator's, else from saved tokens."""
+        """ASMI, nats: the estimator's score, or else computed from saved tokens."""
         return self._score_or(
             self.variants.get("ASMI"), self.mi_tokens, self._operating.aggregation
         )
 
-    entropy_of_mean = _mean_of("entropy_of_mean")  # over tokens, of H(p_bar_t), nats
-    mean_entropy = _mean_of("mean_entropy")  # over tokens and masks, of H(p_t), nats
+    entropy_of_mean = _mean_of("entropy_of_mean")  # mean over tokens of H(p_bar_t), nats
+    mean_entropy = _mean_of("mean_entropy")  # mean over tokens and masks of H(p_t), nats
     agreement_tokens = _tokens_of("agreement")
     mi_tokens = _tokens_of("mi")
 
     @cached_property
     def u_tokens(self) -> list[np.ndarray] | None:
-        """MI_t (1 - A_t) of every token, nats."""
+        """MI_t (1 - A_t) of every counted token, nats."""
         if self.mi_tokens is None or self.agreement_tokens is None:
             return None
         return list(map(token_scores, self.mi_tokens, self.agreement_tokens))
 
     @cached_property
     def source(self) -> Run | None:
-        """The run of the operating variants; token statistics are from it."""
+        """The run that has the operating variants. Token statistics are read from it."""
         method = next(iter(self.variants.values()), None)
         runs = (r for r in self.runs if (method in r.scores if method else r.at(self.depth)))
         return next(runs, None)
 
     def saved(self, name: str) -> list[Any] | None:
-        """A statistic of the rows in use, from the first of the runs that has it."""
+        """A statistic of the rows in use, from the first run that saved it for all rows."""
         runs = (run for run in self.runs if not run.lacks([name]))
         return next(([run.stats[name][i] for i in self.rows] for run in runs), None)
 
     def masked(self, name: str, run: Run | None = None) -> list[Any] | None:
-        """A field of `asmi` at the operating depth, of the rows in use; from `run` or `source`."""
+        """A field of `asmi` of the rows in use at the operating depth, from `run` or `source`."""
         run = run or self.source
         rows = run and run.at(self.depth, name)
         return [rows[i][name] for i in self.rows] if rows else None
 
     def mi_of(self, method: str) -> list[np.ndarray] | None:
-        """MI_t of a score at the operating depth, of all tokens, from the score's run; or None."""
+        """MI_t of all tokens at the operating depth, from a run that has this score; or None."""
         runs = (run for run in self.runs if method in run.scores)
         return next((saved for run in runs if (saved := self.masked("mi", run))), None)
 
     def tokens(self, values: list[Any] | None) -> list[np.ndarray] | None:
-        """A statistic of the tokens that count in scores (`ASMIConfig.counted`).
+        """A statistic of the tokens that scores count (`ASMIConfig.counted`).
 
-        None if it was not saved for every row, or is not finite.
+        None if it was not saved for every row, or a value is not finite.
         """
         if values is None:
             return None
@@ -232,7 +233,7 @@ class RunGroup:
         return [a[: counted(len(a), end)] for a, end in zip(arrays, closing, strict=True)]
 
     def settings(self) -> dict[str, Any] | None:
-        """ASMI's settings at the operating depth."""
+        """ASMI's settings in use at the operating depth; None if they were not saved."""
         saved = self.masked("settings")
         return dict(saved[0]) if saved else None
 
@@ -241,7 +242,7 @@ Compute = TypeVar("Compute", bound=Callable[..., Any])
 
 
 def once(compute: Compute) -> Compute:
-    """Keep the values of a function of a setting (and other arguments) with the setting."""
+    """Cache the values of a function of a setting (and other arguments) in the setting."""
 
     @wraps(compute)
     def kept(group: RunGroup, *arguments: Any) -> Any:
@@ -254,17 +255,18 @@ def once(compute: Compute) -> Compute:
 
 
 def same_depth(first: float, second: float) -> bool:
-    """Whether two depths are equal up to rounding."""
+    """Whether two depths are equal, apart from rounding."""
     return depth_key(first) == depth_key(second)
 
 
 def load_run_groups(
     paths: Iterable[str | Path], metric: str | None = None, depth: float = ASMIConfig.depth
 ) -> list[RunGroup]:
-    """Load runs (manager files or run folders); those over the same answers become one setting.
+    """Load runs, and group those that have the same answers into one setting.
 
-    They are pickles: only open files you trust. `metric`: by default AlignScore, or the first of a
-    run. A run without the operating depth is read at its nearest.
+    `paths`: manager files or run folders. They are pickles: only open files you trust. `metric`:
+    the default is AlignScore, or else a run's first metric. If a run lacks the operating depth, the
+    nearest depth is used.
     """
     same_answers: list[list[Run]] = []
     for file in dict.fromkeys(file.resolve() for path in paths for file in manager_files(path)):
@@ -286,7 +288,7 @@ def load_run_groups(
 
 
 def _same_answers(first: Run, second: Run) -> bool:
-    """Whether two runs are of one setting, and scores of one name have the same settings."""
+    """Whether two runs have the same answers, and equal settings for scores of equal names."""
     texts = "input_texts", "greedy_texts"
     shared = first.quality.columns.intersection(second.quality.columns)
     scores = first.methods.keys() & second.methods.keys()
@@ -300,14 +302,14 @@ def _same_answers(first: Run, second: Run) -> bool:
 
 
 def _combined(runs: Sequence[Run]) -> Run:
-    """Runs over the same answers as one; a method of several is taken from the first."""
+    """Join runs with the same answers. If several have a method, the first run's is taken."""
     scores = pd.concat([run.scores for run in runs], axis=1)
-    methods = {name: of for run in reversed(runs) for name, of in run.methods.items()}
+    methods = {name: config for run in reversed(runs) for name, config in run.methods.items()}
     return replace(runs[0], scores=scores.loc[:, ~scores.columns.duplicated()], methods=methods)
 
 
 def _names(run: Run) -> tuple[str, str]:
-    """Model and dataset; from the manifest, else the folder."""
+    """Names of model and dataset, from the manifest, or else from the folder."""
     model, data = run.recorded("model"), run.recorded("dataset")
     path = Path(model.get("path") or "unknown model").name
     name = (model.get("name") or path).removeprefix("asmi_")
@@ -322,13 +324,13 @@ def _names(run: Run) -> tuple[str, str]:
 
 
 def _group(runs: list[Run], metric: str | None, depth: float) -> RunGroup:
-    """The setting of runs over the same answers."""
-    # The run with the most methods first; the others add only theirs.
+    """Make a setting of runs that have the same answers."""
+    # The run with the most methods comes first. Others add only methods that it lacks.
     runs.sort(key=lambda run: -len(run.scores.columns))
     run, notes = _combined(runs), []
     names = list(run.quality)
     if metric is not None and metric not in names:
-        raise ValueError(f"{run.path} has no quality metric {metric!r}, but {names}")
+        raise ValueError(f"{run.path} has no quality metric {metric!r}; it has {names}")
     metric = metric or (PREFERRED_METRIC if PREFERRED_METRIC in names else names[0])
     finite_scores = np.isfinite(run.scores)
     if empty := list(run.scores.columns[~finite_scores.any()]):

@@ -1,4 +1,4 @@
-"""A saved LM-Polygraph run as plain tables."""
+"""A saved LM-Polygraph run, read into plain tables."""
 
 import pickle
 import zipfile
@@ -17,15 +17,15 @@ from lm_polygraph_asmi.results.manifest import manifest_path, read_manifest
 
 SYMBOLS = tuple(METHODS.values())
 MSP = "MaximumSequenceProbability"
-"""The free baseline for differences."""
+"""The free baseline that other methods are compared with."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Sequence-level results of one manager file, with a row or entry per example.
+    """Sequence-level results of one manager file, with one row or entry per example.
 
-    `scores` has a column per estimator (higher = more uncertain), `quality` one per metric (higher
-    = better). `methods` has the settings of this package's scores, by name.
+    `scores` has one column per estimator (higher = more uncertain), `quality` one per metric
+    (higher = better). `methods` maps the name of each ASMI score to its settings.
     """
 
     path: Path
@@ -36,36 +36,36 @@ class Run:
     methods: dict[str, ASMIConfig] = field(default_factory=dict)
 
     def recorded(self, part: str) -> dict[str, Any]:
-        """A part of the manifest, such as "model"; empty if not recorded."""
+        """A part of the manifest, such as "model"; empty if it was not recorded."""
         section = (self.manifest or {}).get(part)
         return section if isinstance(section, dict) else {}
 
     @property
     def ids(self) -> list[str] | None:
-        """Id of each example; None if unknown."""
+        """Id of each example; None if they were not recorded."""
         return self.recorded("rows").get("ids") or None
 
     @property
     def clusters(self) -> list[str] | None:
-        """Key of each example, equal for dependent examples; None if unknown."""
+        """Cluster key of each example, which dependent examples share; None if not recorded."""
         return self.recorded("rows").get("clusters") or None
 
     @cached_property
     def cluster_keys(self) -> list[str]:
-        """`clusters`, else by prompt, else one per row."""
+        """The recorded `clusters`; otherwise found from the prompts; otherwise one per row."""
         if self.clusters:
             return self.clusters
         texts = self.stats.get("input_texts")
         shared = text_clusters(texts) if texts else range(len(self.scores))
-        # Numbers instead of passages, because every resample compares them.
+        # Short keys instead of passages, since every resample compares them.
         return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
 
     def finite(self, metric: str) -> np.ndarray:
-        """(n,) rows with finite quality and scores: the same for all methods."""
+        """Mask (n,) of rows where the quality and the scores of all methods are finite."""
         return (np.isfinite(self.quality[metric]) & np.isfinite(self.scores).all(axis=1)).to_numpy()
 
     def unlabelled(self, metric: str) -> str:
-        """Rows that a metric gave no number, in words; empty if there are none."""
+        """A phrase on the rows without a value of a metric; empty if every row has one."""
         places = np.flatnonzero(~np.isfinite(self.quality[metric]))
         known = self.ids or range(len(self.quality))
         shown = ", ".join(str(known[i]) for i in places[:5]) + ", ..." * (len(places) > 5)
@@ -73,45 +73,45 @@ class Run:
         return text if len(places) else ""
 
     def lacks(self, names: Iterable[str]) -> list[str]:
-        """Those of the statistics that were not saved for every row."""
+        """Names of the statistics that were not saved for every row."""
         return [name for name in names if len(self.stats.get(name, [])) != len(self.scores)]
 
     def at(self, depth: float, *fields: str) -> list[dict[str, Any]] | None:
-        """Fields of `AnswerStatistics` of every row; None unless all have the depth and these."""
+        """Fields of `AnswerStatistics` of each row at a depth; None unless all rows have them."""
         key = depth_key(depth)
         rows = [row.get(key) for row in self.stats.get("asmi", [])]
         complete = all(row is not None and row.keys() >= set(fields) for row in rows)
         return rows if complete and not self.lacks(["asmi"]) else None
 
     def settings(self) -> list[dict[str, Any]]:
-        """Layer, p, S, K and other settings of ASMI in use, one dictionary per depth."""
+        """ASMI's settings in use, such as layer, p, S and K: one dictionary per depth."""
         first: dict[float, dict[str, Any]] = next(iter(self.stats.get("asmi") or ()), {})
-        return [dict(at["settings"]) for _, at in sorted(first.items())]
+        return [dict(statistics["settings"]) for _, statistics in sorted(first.items())]
 
 
 def manager_files(path: str | Path) -> list[Path]:
-    """The manager file itself, or all inside a run folder, one per seed."""
+    """The manager file itself, or all manager files in a run folder, one per seed."""
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*"))
     if not files:
         raise FileNotFoundError(
             f"{path} is neither a manager file nor a folder with one: LM-Polygraph writes "
-            "ue_manager_seed1 when a run ends. A run that was killed resumes if started again"
+            "ue_manager_seed1 when a run ends. To resume a run that was killed, start it again"
         )
     return files
 
 
 def read_manager(file: Path) -> dict[str, Any]:
-    """What LM-Polygraph saved in a manager file, a pickle; a damaged one can raise anything.
+    """The content of a manager file, which is a pickle. A damaged file can raise any error.
 
-    Without torch where that is possible, since its import takes seconds.
+    It is read without torch if possible, since importing torch takes seconds.
     """
-    with zipfile.ZipFile(file) as archive:  # reading checks the checksum, which torch ignores
+    with zipfile.ZipFile(file) as archive:  # checks the checksums, which torch ignores
         (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
         pickled = archive.read(name)
     try:
         content: dict[str, Any] = pickle.loads(pickled)
-    except pickle.UnpicklingError:  # also at a tensor
+    except pickle.UnpicklingError:  # for example, because it holds a tensor
         import torch
 
         return torch.load(file, weights_only=False)
@@ -119,14 +119,14 @@ def read_manager(file: Path) -> dict[str, Any]:
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a manager file that LM-Polygraph saved. Only open files you trust: it is a pickle.
+    """Read a manager file that LM-Polygraph saved. Only load files you trust: they are pickles.
 
-    ValueError for a folder with several seeds, a file of another kind, a damaged manifest, or a
-    run that stopped before its last row.
+    Raises ValueError: the folder has several seeds, the file is of another kind, the manifest is
+    damaged, or the run stopped before its last row.
     """
     file, *others = manager_files(path)
     if others:
-        raise ValueError(f"{path} has several seeds: name one of its files")
+        raise ValueError(f"{path} has several seeds: name one of its manager files")
     try:
         content = read_manager(file)
         scores, quality = (
@@ -146,15 +146,15 @@ def load_run(path: str | Path) -> Run:
         raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
     manifest = read_manifest(file) if manifest_path(file).is_file() else None
     methods = {
-        name: ASMIConfig.from_dict(of)
-        for name, of in ((manifest or {}).get("methods") or {}).items()
-        if name in scores and of["symbol"] in SYMBOLS
+        name: ASMIConfig.from_dict(saved)
+        for name, saved in ((manifest or {}).get("methods") or {}).items()
+        if name in scores and saved["symbol"] in SYMBOLS
     }
     run = Run(file, scores, quality, stats, manifest, methods)
     per_row = run.ids, run.clusters, stats.get("input_texts")
     lengths |= {len(values) for values in per_row if values}
     if len(lengths) > 1 or scores.empty or quality.empty:
-        # LM-Polygraph saves also when a row fails, and fills a row's columns one after the other.
+        # If a row fails, LM-Polygraph saves, too. Some columns then have one more row than others.
         reason = (manifest or {}).get("error", "see its log")
         raise ValueError(
             f"{file} is incomplete: expected scores and qualities of every row, got columns of "

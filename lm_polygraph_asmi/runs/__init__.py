@@ -1,1 +1,1 @@
-"""Around a run of polygraph_eval: rows, checks, manifest and merging of shards."""
+"""What this package adds to a run of polygraph_eval: rows, checks, manifest, merging of shards."""

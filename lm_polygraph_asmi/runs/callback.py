@@ -1,4 +1,4 @@
-"""The Hydra callback of every shipped config: checks before a run, and the manifest."""
+"""The Hydra callback of every shipped config: it checks a run, and writes the run's manifest."""
 
 import gc
 import inspect
@@ -44,22 +44,22 @@ from lm_polygraph_asmi.runs.screen import screen
 log = logging.getLogger("lm_polygraph")
 
 STOPPED = "polygraph_eval stopped before loading the model"
-AGAIN = "start the run again in this folder, and it continues with the answers of its result cache"
+AGAIN = "start the run again in this folder, and it resumes from the answers in its result cache"
 FULL_DISK = 2**20
-"""With fewer bytes left, an error of a run is that of a full disk, whatever its type."""
+"""If fewer bytes are left on the disk, any error of a run is reported as a full disk."""
 Main = Callable[[Any], Any]
-"""The function of LM-Polygraph's script, which does the run that its argument describes."""
+"""The main function of LM-Polygraph's script. Its argument is the config of the run."""
 
 
 class JobFailed(CompactHydraException):
-    """A job of a sweep failed, or was stopped before it began. The text names all such jobs.
+    """A job of a sweep failed or was stopped before it began. The message names all such jobs.
 
-    A launcher runs the other jobs. Then Hydra raises the error of the first such job, prints its
-    text without a traceback, and exits with status 1. Errors from other processes are unpickled in
-    that of the sweep, which calls the constructor there.
+    Hydra's launcher runs the remaining jobs first. Then Hydra raises the error of the first failed
+    job, prints its message without a traceback, and exits with status 1. An error from another
+    process is unpickled in the process of the sweep, which calls this constructor there.
     """
 
-    reasons: ClassVar[dict[str, str]] = {}  # by job, in the process of the sweep
+    reasons: ClassVar[dict[str, str]] = {}  # job -> reason, in the process of the sweep
 
     def __init__(self, job: str, reason: str) -> None:
         self.reasons[job] = reason
@@ -70,10 +70,10 @@ class JobFailed(CompactHydraException):
 
 
 class RunRecord(Callback):
-    """Checks a run before its model is loaded, and writes the manifest; see `_recorded`.
+    """Checks a run before its model is loaded, and writes its manifest (see `_recorded`).
 
-    All of it is done inside the job, so that an error ends this job alone. In the callback itself,
-    Hydra would turn most errors into warnings, and SystemExit would end the sweep.
+    All of this happens inside the job, so that an error ends only this job. If the callback itself
+    raised, Hydra would turn most errors into warnings, and SystemExit would end the whole sweep.
     """
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -88,10 +88,10 @@ class RunRecord(Callback):
 
 
 def _let_run_call(run: Callable[[Main, Any], Any], main: Any) -> None:
-    """Replace the next call of `main` by one of `run`, which gets `main` and its argument.
+    """Replace the next call of `main` by a call of `run`, with `main` and its argument.
 
-    Hydra holds the function itself, and has no callback around its call. So the code of the
-    function is replaced, until that call begins.
+    Hydra holds the function object and offers no callback around its call. So the code of the
+    function is replaced until the call begins.
     """
     code, defaults = main.__code__, main.__defaults__
 
@@ -105,24 +105,24 @@ def _let_run_call(run: Callable[[Main, Any], Any], main: Any) -> None:
 
 
 def _job_of_sweep(config: DictConfig, main: Main, argument: Any) -> Any:
-    """`_recorded`; JobFailed instead of what it raises."""
+    """Call `_recorded`, and turn its errors into JobFailed."""
     try:
         return _recorded(config, main, argument)
     except (Exception, SystemExit) as error:
         job = f"{config.hydra.job.num} ({' '.join(config.hydra.overrides.task)})"
         stopped = isinstance(error, SystemExit)
-        said = str(error) if stopped else f"{type(error).__name__}: {error}"
-        log.error("job %s failed: %s", job, said, exc_info=not stopped)
-    # Hydra keeps what a job raises until the sweep ends; the frames of the error hold the model.
+        reason = str(error) if stopped else f"{type(error).__name__}: {error}"
+        log.error("job %s failed: %s", job, reason, exc_info=not stopped)
+    # Hydra keeps a job's error until the sweep ends. Raise one whose frames do not hold the model.
     gc.collect()
-    raise JobFailed(job, said)
+    raise JobFailed(job, reason)
 
 
 def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
-    """Check a run, then do it. Its mends and locks end with it, however it ends.
+    """Check a run, then do it. Its locks are released and its replacements undone in any case.
 
-    SystemExit: it cannot start, was interrupted, or the disk is full. ValueError: the manager file
-    that LM-Polygraph saved cannot be read.
+    Raises SystemExit: the run cannot start, was interrupted, or the disk is full. Raises
+    ValueError: the manager file that LM-Polygraph saved cannot be read.
     """
     try:
         with ExitStack() as until_end:
@@ -140,7 +140,7 @@ def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
         if not folder.is_dir() or shutil.disk_usage(folder).free >= FULL_DISK:
             raise
         raise SystemExit(
-            f"no room is left in {folder} ({error}): free some, then {AGAIN}"
+            f"no room is left in {folder} ({error}): free some space, then {AGAIN}"
         ) from error
     except KeyboardInterrupt as signal_number:
         if config.hydra.mode == RunMode.MULTIRUN:  # ends the sweep as well
@@ -155,16 +155,16 @@ def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """Inside the block, SIGTERM ends the run as Ctrl-C does, which undoes its locks and mends.
+    """Inside the block, SIGTERM interrupts the run as Ctrl-C does, so that it cleans up.
 
-    Failed writes to the log, such as on a full disk, print no tracebacks.
+    If writing to the log fails, for example because the disk is full, no traceback is printed.
     """
 
     def interrupt(number: int, _: Any) -> None:
         raise KeyboardInterrupt(number)
 
     with patch.object(logging, "raiseExceptions", False):
-        main = threading.current_thread() is threading.main_thread()  # which alone has handlers
+        main = threading.current_thread() is threading.main_thread()  # only it may set handlers
         if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # a launcher's own
             yield
             return
@@ -176,7 +176,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 
 def _start(config: DictConfig, main: Main, until_end: ExitStack) -> Path:
-    """Check a run, begin all that lasts until its end, and return the folder of its results."""
+    """Check a run, set up what lasts until its end, and return its results folder."""
     started = time.time()
     reset_peak_memory()
     plan = read_plan(config)
@@ -197,23 +197,23 @@ def _start(config: DictConfig, main: Main, until_end: ExitStack) -> Path:
     until_end.callback(shutil.rmtree, folder / "rows", ignore_errors=True)
     shared = _started_manifest(plan)
     for seed, manager in managers.items():
-        manifest = shared | _of_seed(plan, seed, shared["methods"])
-        # The manifest of an earlier run in this folder is valid until this one has results.
+        manifest = shared | _manifest_of_seed(plan, seed, shared["methods"])
+        # The folder may hold an earlier run. Its manifest stays until this run has results.
         if not manager.exists():
             write_manifest(manifest, manager)
-        until_end.push(partial(_end, manifest, manager, started))
+        until_end.push(partial(_finish_manifest, manifest, manager, started))
     return folder
 
 
-def _end(
+def _finish_manifest(
     manifest: dict[str, Any], manager: Path, started: float, _: Any, error: Any, *__: Any
 ) -> None:
-    """Write the manifest of a run that ended, perhaps by an error.
+    """Write the manifest of a run that has ended, perhaps with an error.
 
-    ValueError: it ended without an error, but its manager file cannot be read.
+    Raises ValueError: the run ended without an error, but its manager file cannot be read.
     """
     if manager.is_file() and manager.stat().st_mtime < started:
-        return  # of an earlier run, like the manifest beside it
+        return  # the files are those of an earlier run
     raised = {"error": f"{type(error).__name__}: {error}"} if error else {}
     manifest |= raised | {
         "status": "failed" if error else "completed",
@@ -232,9 +232,9 @@ def _end(
 
 
 def _started_manifest(plan: Plan) -> dict[str, Any]:
-    """What the manifests of all seeds have at the start of a run."""
+    """The entries that the manifests of all seeds share at the start of a run."""
     config, hydra = plan.config, plan.config.hydra
-    # Resolving it saves the rows, in a folder that is gone when the run ends.
+    # Resolving the dataset would save the rows again, in a folder that the end of the run removes.
     left_out = {"hydra", "dataset"} if plan.rows.chosen else {"hydra"}
     job = container(OmegaConf.masked_copy(config, [str(k) for k in config if k not in left_out]))
     choices, data = container(hydra.runtime.choices), job.get("data", {})
@@ -258,13 +258,13 @@ def _started_manifest(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _of_seed(plan: Plan, seed: int, methods: dict[str, Any]) -> dict[str, Any]:
-    """What the manifest of one seed adds to the shared part."""
+def _manifest_of_seed(plan: Plan, seed: int, methods: dict[str, Any]) -> dict[str, Any]:
+    """The manifest entries that differ between the seeds of a run."""
     rows = plan.rows.asked(plan.config, seed) if plan.rows.named else []
     return {
         "seeds": {
             "run": seed,
-            "masks": next((of["seed"] for of in methods.values()), None),
+            "masks": next((settings["seed"] for settings in methods.values()), None),
             "samples": OmegaConf.select(plan.config, "asmi.sampling_seed"),
             "subsample": OmegaConf.select(plan.config, "data.subsample_seed"),
         },
@@ -273,7 +273,7 @@ def _of_seed(plan: Plan, seed: int, methods: dict[str, Any]) -> dict[str, Any]:
 
 
 def _methods(plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the run's scores, by name."""
+    """Settings of the run's ASMI scores, by name."""
     stops = (job.get("generation_params") or {}).get("stop_strings") or []
     generated = {
         "stop": [stops] if isinstance(stops, str) else stops,
@@ -283,37 +283,40 @@ def _methods(plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:
-    """Add what only a finished manager file has."""
+    """Add the manifest entries that are known only after the manager file is finished."""
     content = read_manager(manager)
     stats, config = content["stats"], manifest["config"]
-    # Another seed may have failed. An interrupt leaves no such state, and no metrics.
+    # Another seed may have failed after this one. An interrupted run is not marked as
+    # failed, but has no metrics.
     if content["state"] != "failed" and content["metrics"]:
         manifest["status"] = "completed"
         manifest.pop("error", None)
-    # In its first run a hub model enters the cache only after the start.
+    # In the first run of a hub model, the model enters the cache only after the start.
     manifest["model"] |= model_of(config["model"])
     manifest["seconds"] = seconds_per_phase(stats)
     manifest["asmi_reused"] = sum(map(bool, stats.get("asmi_reused_depths", [])))
 
 
 def reset_peak_memory() -> None:
-    """Reset `peak_memory`: the jobs of a sweep may share a process."""
-    if torch.cuda.is_initialized():  # else an error: "Invalid device argument"
+    """Reset what `peak_memory` reads, since the jobs of a sweep may share a process."""
+    if torch.cuda.is_initialized():  # otherwise torch raises "Invalid device argument"
         for device in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):  # Linux; elsewhere the peak is of the whole process
+    with suppress(OSError):  # works on Linux; elsewhere the peak is that of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> dict[str, int]:
-    """Largest use of main memory, where the system tells it, and of each GPU, by this process since
-    the reset, in bytes."""
+    """Peak use in bytes since the reset by this process: of each GPU, and of main memory.
+
+    Main memory is left out if the system does not report it.
+    """
     cuda = torch.cuda
     peak = {f"cuda:{i}": cuda.max_memory_allocated(i) for i in range(cuda.device_count())}
-    with suppress(ImportError):  # Windows has none
+    with suppress(ImportError):  # Windows has no module `resource`
         import resource
 
-        # Kilobytes on Linux, bytes on macOS.
+        # The unit is kilobytes on Linux, and bytes on macOS.
         unit = 1 if sys.platform == "darwin" else 1024
         peak = {"main": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit} | peak
     return peak

@@ -1,4 +1,4 @@
-"""What a run will do, read from its config once, and the checks before its model is loaded."""
+"""Read from its config what a run will do, and check this before the model is loaded."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -50,12 +50,12 @@ from lm_polygraph_asmi.runs.rows import (
 from lm_polygraph_asmi.validation import check_writable
 
 SAVED_PER_TOKEN = 2000
-"""Bytes that a manager file holds for each token at each depth, about: 60 statistics of 8 bytes,
-and, with at most 300 masks, the most probable token under each."""
+"""Approximate bytes in a manager file for each token at each depth: 60 statistics of 8 bytes and,
+with at most 300 masks, the most likely token under each mask."""
 
 
 class Finding(NamedTuple):
-    """A problem of a run, and what to do about it. One that is not fatal is only a warning."""
+    """A problem of a run, and what to do about it. If it is not fatal, it is only a warning."""
 
     text: str
     fatal: bool = True
@@ -63,9 +63,10 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A run's config, read once for its checks, its description and its manifest.
+    """A run's config, read once for the checks, the description and the manifest of the run.
 
-    `estimators` are as LM-Polygraph will build them; `faults`: check -> what could not be read.
+    `estimators` are built as LM-Polygraph will build them. `faults` maps a check to the reasons why
+    its part of the config could not be read.
     """
 
     config: DictConfig
@@ -75,27 +76,27 @@ class Plan:
 
     @cached_property
     def asked(self) -> list[DataRow]:
-        """The rows that are asked with the first seed."""
+        """The rows that the run will ask the model with its first seed."""
         return self.rows.asked(self.config, int((self.config.get("seed") or [1])[0]))
 
     @cached_property
     def model(self) -> dict[str, Any]:
-        """The node `model`; empty if there is none."""
+        """The config's node `model`; empty if there is none."""
         return container(self.config.get("model") or DictConfig({}))
 
     @cached_property
     def configuration(self) -> PretrainedConfig | None:
-        """What the model's config.json says; None for a model without local weights."""
+        """The model's config.json; None for a model without local weights."""
         return read_config(self.model)
 
     @cached_property
     def needs(self) -> list[Need]:
-        """What it takes from elsewhere, besides the rows that have been read."""
+        """What the run loads from elsewhere, besides the rows that were already read."""
         return needs_of(self)
 
     @cached_property
     def without_model(self) -> list[Finding]:
-        """Why the language model cannot be read; empty if it can."""
+        """Reasons why the language model cannot be loaded; empty if it can."""
         return [
             Finding(need.problem, need.fatal)
             for need in self.needs
@@ -104,7 +105,7 @@ class Plan:
 
 
 def read_plan(config: DictConfig, rows: bool = True) -> Plan:
-    """Read a run's config, and its `rows`; what is wrong with it is in the plan's `faults`."""
+    """Read a run's config and, with `rows`, its rows. Errors go into the plan's `faults`."""
     try:
         return _read_plan(config, rows)
     except OmegaConfBaseException as error:
@@ -112,7 +113,7 @@ def read_plan(config: DictConfig, rows: bool = True) -> Plan:
 
 
 def _read_plan(config: DictConfig, rows: bool) -> Plan:
-    # Not `OmegaConf.missing_keys`, which resolves interpolations and so reads the rows.
+    # `OmegaConf.missing_keys` would resolve interpolations, and so read the rows.
     unresolved = cast(dict[str, Any], OmegaConf.to_container(config))
     missing = _missing({name: node for name, node in unresolved.items() if name != "hydra"})
     if reasons := [f"{name} is missing: add {name}=... to the command" for name in missing]:
@@ -134,7 +135,7 @@ def _read_plan(config: DictConfig, rows: bool) -> Plan:
             estimators.append(FactoryEstimator()(entry.name, entry.get("cfg", {})))
         except Exception as error:  # an estimator's constructor can raise anything
             faulty.setdefault(unbuilt(entry.name, error), []).append(entry.name)
-    if faulty:  # estimators of ASMI share their settings
+    if faulty:  # ASMI's estimators share settings, so several may fail for one reason
         reasons = [f"cannot build {', '.join(names)}: {why}" for why, names in faulty.items()]
         return Plan(config, faults={"config": reasons})
     try:
@@ -146,7 +147,7 @@ def _read_plan(config: DictConfig, rows: bool) -> Plan:
 
 
 def _missing(node: Any, name: str = "") -> Iterator[str]:
-    """Mandatory settings without a value."""
+    """Names of mandatory settings that have no value."""
     if node == "???":
         yield name
     elif isinstance(node, dict):
@@ -155,33 +156,37 @@ def _missing(node: Any, name: str = "") -> Iterator[str]:
 
 
 def check_rows(plan: Plan) -> Iterator[Finding]:
-    """Rows that would end the run when their turn comes, or get no label, or a wrong one."""
+    """Find rows that would end the run in the middle, or that get no label or a wrong one."""
     yield from map(Finding, plan.faults.get("rows", ()))
     if plan.faults:
         return
     config, rows = plan.config, plan.asked
     if plan.rows.chosen and config.text_column != "input":
         yield Finding(
-            f"expected text_column=input, in which rows are saved, got {config.text_column}: leave "
-            "it unset, and name the source's columns with data.text_column and data.label_column"
+            "expected text_column=input, the column in which rows are saved, got "
+            f"{config.text_column}: leave text_column unset, and name the source's columns with "
+            "data.text_column and data.label_column"
         )
     if len(rows) < 2:
         yield Finding(
-            f"expected two rows or more, got {len(rows)}: LM-Polygraph's metric IsotonicPCC would "
-            "end the run with an error. Use more rows or fewer shards"
+            f"expected two rows or more, got {len(rows)}: with fewer, LM-Polygraph's metric "
+            "IsotonicPCC ends the run with an error. Use more rows or fewer shards"
         )
     if plan.rows.labelled:
         yield from _check_gold(config, rows)
 
 
 def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
-    """Gold answers that a metric cannot read.
+    """Find gold answers that a metric cannot read.
 
-    ROUGE gives their rows no label. If these are few, that is only a warning.
+    ROUGE gives such rows no label. If there are only a few, this is a warning.
     """
     functions = [n for n in ("process_output_fn", "process_target_fn") if config.get(n)]
     if len(functions) == 1:
-        yield Finding(f"LM-Polygraph calls both or neither, and only {functions[0]} is set")
+        yield Finding(
+            f"only {functions[0]} is set, but LM-Polygraph needs process_output_fn and "
+            "process_target_fn together: set both, or neither"
+        )
     golds, ids = [row.output for row in rows], [row.id for row in rows]
     process = str
     path, name = (OmegaConf.select(config, f"process_target_fn.{k}") for k in ("path", "fn_name"))
@@ -190,15 +195,15 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
     for metric in metrics_of(config):
         name = metric["name"]
         if "lang" in (metric.get("kwargs") or {}):
-            continue  # the user's own choice of a model
-        if found := unread_rows(name, golds, ids, process):
-            left_out = name.startswith("Rouge") and len(found) <= LEFT_OUT * len(rows)
+            continue  # the user chose the metric's model
+        if unread := unread_rows(name, golds, ids, process):
+            left_out = name.startswith("Rouge") and len(unread) <= LEFT_OUT * len(rows)
             fatal = not (left_out or name.startswith(ENGLISH))
-            yield Finding(why_unread(name, found, len(rows)), fatal)
+            yield Finding(why_unread(name, unread, len(rows)), fatal)
 
 
 def check_window(plan: Plan) -> Iterator[Finding]:
-    """Prompts that do not fit the model's context window with an answer of the greatest length."""
+    """Find prompts that, with an answer of the greatest length, exceed the context window."""
     config = plan.config
     limit = config.get("max_new_tokens", 100)  # LM-Polygraph's default
     if plan.without_model:
@@ -210,71 +215,72 @@ def check_window(plan: Plan) -> Iterator[Finding]:
         window = read_window(plan.model, plan.configuration, instruct, bool(maps))
         too_long = unusable_rows(plan.asked, lambda row: window.too_long(row.input, limit))
     except (OSError, ValueError, ImportError) as error:
-        said = f"cannot read configuration or tokenizer of {plan.model.get('path')}: {error}"
-        # A load script of the user's may know a model that is not here.
-        yield Finding(said, fatal=not isinstance(error, OSError))
+        problem = f"cannot read configuration or tokenizer of {plan.model.get('path')}: {error}"
+        # A user's own load script may load a model that is not on this machine.
+        yield Finding(problem, fatal=not isinstance(error, OSError))
         return
     if too_long:
         yield Finding(too_long)
 
 
 def check_side_models(plan: Plan) -> Iterator[Finding]:
-    """Models beside the language model, and data, which LM-Polygraph loads after it."""
+    """Find side models and data that are missing; LM-Polygraph loads them after the model."""
     for need in plan.needs:
         if need.problem and need.by not in (LANGUAGE_MODEL, ROWS):
             yield Finding(need.problem)
 
 
 def check_generation(plan: Plan) -> Iterator[Finding]:
-    """Generation parameters that would sample or pad answers, and those that the model ships.
+    """Find generation parameters that would sample or pad answers, or that the model itself sets.
 
-    LM-Polygraph uses a model's own where the run sets none.
+    If the run does not set a parameter, LM-Polygraph uses the model's value.
     """
     config = plan.config
     given, known = config.get("generation_params") or {}, vars(GenerationParameters())
     if given.get("do_sample"):
         yield Finding(
-            "generation_params.do_sample would sample the greedy answers: set it to false. Methods "
-            "that need samples still get them"
+            "generation_params.do_sample would sample the greedy answers: set it to false. "
+            "Methods that need samples still get them"
         )
     if (given.get("num_beams") or 1) != 1:
         yield Finding(
-            f"generation_params.num_beams is {given.get('num_beams')}, and beams would find other "
-            "answers than the greedy ones that are scored: set it to 1"
+            f"generation_params.num_beams is {given.get('num_beams')}, but ASMI scores greedy "
+            "answers, and beam search would find others: set it to 1"
         )
     if config.get("batch_size", 1) > 1 and given.get("stop_strings"):
         yield Finding(
-            "batch_size is above 1 with stop strings: LM-Polygraph's scores and quality metrics "
-            "count the padding after answers that end early. Use batch_size: 1",
+            "batch_size is above 1 with stop strings: an answer that ends early is padded, and "
+            "LM-Polygraph's scores and quality metrics count the padding. Use batch_size: 1",
             fatal=False,
         )
     if unread := ", ".join(f"generation_params.{name}" for name in given if name not in known):
         yield Finding(f"LM-Polygraph does not read {unread}: leave it out, or set {list(known)}")
     try:
         shipped = {} if plan.without_model else read_shipped(plan.model)
-    except (OSError, ValueError, TypeError):  # TypeError without config.json
-        return  # no such model: reported when it is loaded
+    except (OSError, ValueError, TypeError):  # TypeError if there is no config.json
+        return  # there is no such model, which another check reports
     for name in sorted(shipped.keys() & known):
         if given.get(name) is None:
             yield Finding(
-                f"generation_params.{name} is not set, and the model ships {shipped[name]!r}, "
-                f"which LM-Polygraph would use. Set it: LM-Polygraph's default is {known[name]!r}"
+                f"generation_params.{name} is not set, so LM-Polygraph would use the model's own "
+                f"value {shipped[name]!r}. Set it; LM-Polygraph's default is {known[name]!r}"
             )
     if unused := ", ".join(sorted(shipped.keys() - known)):
         yield Finding(
-            f"the run does not follow what the model ships: {unused}, as in a score", fatal=False
+            f"the run ignores the model's own generation settings {unused}, as in a score",
+            fatal=False,
         )
 
 
 def _folders(config: DictConfig) -> dict[str, str]:
-    """Where a run writes: setting -> folder."""
+    """The folders that a run writes to, by the setting that names them."""
     cache = OmegaConf.select(config, "asmi.result_cache")
     results = {"save_path": str(results_folder(config))}
     return results | ({} if cache is None else {"asmi.result_cache": cache})
 
 
 def check_folder(plan: Plan) -> Iterator[Finding]:
-    """Folders that a run writes after its model is loaded."""
+    """Check that a run can write to its folders, which it does only after loading the model."""
     for name, folder in _folders(plan.config).items():
         try:
             check_writable(folder, folder=True)
@@ -283,7 +289,7 @@ def check_folder(plan: Plan) -> Iterator[Finding]:
 
 
 def check_disk(plan: Plan) -> Iterator[Finding]:
-    """Room for downloads, and for the results, by a rough estimate from the number of rows."""
+    """Check for disk space, for downloads and for results (a rough estimate from the rows)."""
     config = plan.config
     depths = len(OmegaConf.select(config, "asmi.depths") or [1])
     tokens = config.get("max_new_tokens", ASMIConfig.max_new_tokens)
@@ -295,13 +301,13 @@ def check_disk(plan: Plan) -> Iterator[Finding]:
     taken = [(name, folder, needed, results) for name, folder in _folders(config).items()]
     taken.append(("HF_HOME", constants.HF_HUB_CACHE, size, models))
     for name, folder, size, what in taken:
-        path = Path(folder).absolute()  # created when it is written to
+        path = Path(folder).absolute()  # it may be created only when it is written to
         home = next(parent for parent in (path, *path.parents) if parent.exists())
         free = shutil.disk_usage(home).free
         if free < size:
             yield Finding(
                 f"{name}: {folder} has {decimal(free)} left, and {what} {decimal(size)}: name "
-                "another folder"
+                "another folder, or free some space"
             )
 
 
@@ -316,17 +322,17 @@ CHECKS: dict[str, Callable[[Plan], Iterator[Finding]]] = {
     "metrics": lambda plan: map(Finding, metric_misfits(plan)),
     "model": lambda plan: map(Finding, model_misfits(plan)),
 }
-"""The checks of a run, by what they read."""
+"""The checks of a run, by the name under which they are reported."""
 
 
 def findings_of(plan: Plan) -> dict[str, list[Finding]]:
-    """Findings by check, of all checks; or of the config alone, if it cannot be read."""
+    """Findings of every check, by check; only those of the config if it cannot be read."""
     if faults := plan.faults.get("config"):
         return {"config": list(map(Finding, faults))}
-    found: dict[str, list[Finding]] = {"config": []}
+    findings: dict[str, list[Finding]] = {"config": []}
     for name, check in CHECKS.items():
         try:
-            found[name] = list(check(plan))
+            findings[name] = list(check(plan))
         except Exception as error:  # an interpolation that fails can raise anything
-            found[name] = [Finding(f"{type(error).__name__}: {error}")]
-    return found
+            findings[name] = [Finding(f"{type(error).__name__}: {error}")]
+    return findings

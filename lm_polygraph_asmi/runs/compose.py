@@ -1,4 +1,4 @@
-"""Composes the config of a run outside of a run."""
+"""Compose the config of a run without starting the run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,32 +14,33 @@ from lm_polygraph_asmi.validation import did_you_mean
 
 
 def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] = ()) -> DictConfig:
-    """A run's config with the node `hydra`, composed as polygraph_eval does.
+    """A run's config with the node `hydra`, composed as polygraph_eval composes it.
 
-    A config in `folder` hides a shipped one of the same name; polygraph_eval would use the latter.
-    ValueError: it cannot be composed; the message names what is near to a wrong name.
+    If `folder` and the shipped configs have one of the same name, that in `folder` is used, while
+    polygraph_eval would use the shipped one. Raises ValueError: the config cannot be composed; the
+    message suggests names near to a wrong one.
     """
     try:
         config = _composed(name, folder, overrides)
     except MissingConfigException as error:
-        raise ValueError(_missing(error, folder)) from error
+        raise ValueError(_missing_config(error, folder)) from error
     except YAMLError as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"a config cannot be read as YAML: {said}") from error
+        problem = " ".join(str(error).split())
+        raise ValueError(f"a config cannot be read as YAML: {problem}") from error
     except HydraException as error:
-        said = " ".join(str(error).split())
-        first, _, key = said.partition("Could not override '")
-        meant = _near(key.split("'")[0], name, folder, overrides) if key and not first else ""
-        raise ValueError(said.replace("'. ", f"'{meant}. ", 1)) from error
-    except TypeError as error:  # of values in the place of a group's names
+        problem = " ".join(str(error).split())
+        first, _, key = problem.partition("Could not override '")
+        meant = _suggestion(key.split("'")[0], name, folder, overrides) if key and not first else ""
+        raise ValueError(problem.replace("'. ", f"'{meant}. ", 1)) from error
+    except TypeError as error:  # values were given where a group's name was expected
         given = " ".join(text for text in overrides if "{" in text)
         raise ValueError(
-            f"expected names of files (`polygraph_asmi configs` lists them), got {given or error}: "
-            "write such values in a config of your own"
+            "expected names of files (`polygraph_asmi configs` lists them), got "
+            f"{given or error}: to set such values, write a config of your own"
         ) from error
     config.hydra.runtime.output_dir = "${hydra.run.dir}"
-    config.hydra.job.num = 0  # of the first job, which folders may be named after
-    HydraConfig.instance().set_config(config)  # what ${hydra:...} reads
+    config.hydra.job.num = 0  # the first job's number, after which folders may be named
+    HydraConfig.instance().set_config(config)  # the resolver ${hydra:...} reads it
     return config
 
 
@@ -49,8 +50,8 @@ def _composed(name: str, folder: str | None, overrides: Sequence[str]) -> DictCo
         return compose(name, list(overrides), return_hydra_config=True)
 
 
-def _missing(error: MissingConfigException, folder: str | None) -> str:
-    """What a missing file should have been."""
+def _missing_config(error: MissingConfigException, folder: str | None) -> str:
+    """A message on a missing config file: what was expected in its place."""
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     known = list(error.options or ())
     if not group:
@@ -61,8 +62,8 @@ def _missing(error: MissingConfigException, folder: str | None) -> str:
     return f"{wrong} is no config{did_you_mean(name, known)}: {there}"
 
 
-def _near(key: str, name: str, folder: str | None, overrides: Sequence[str]) -> str:
-    """The setting beside an unknown one that it may mean, as a question."""
+def _suggestion(key: str, name: str, folder: str | None, overrides: Sequence[str]) -> str:
+    """A question that suggests the setting that an unknown one may mean; or empty."""
     others = [text for text in overrides if text.lstrip("+~").partition("=")[0] != key]
     try:
         config = _composed(name, folder, others)

@@ -1,4 +1,4 @@
-"""Whether a run will work, and its cost: the checks before a run, then two of its rows."""
+"""Find out whether a run will work, and what it costs, by checks and by scoring two rows."""
 
 import os
 import re
@@ -30,25 +30,25 @@ ROWS = 2
 def diagnose(
     console: Console, config: DictConfig, arguments: Sequence[str], run: bool = True
 ) -> dict[str, Any]:
-    """Check a run, with `run` also by scoring two rows; print the findings and return them.
+    """Check a run and, with `run`, score two of its rows; print the findings and return them.
 
     `config` is what `compose_run` returns for these arguments of polygraph_eval. The result is fit
-    for JSON; its `cost`, of the whole run, is empty if no rows were scored.
+    for JSON. Its `cost` is that of the whole run, and empty if no rows were scored.
     """
     plan = read_plan(config)
     cost: dict[str, Any] = {}
     with console.status("checking the run") as status:
-        found = findings_of(plan)
-        if run and not any(finding.fatal for each in found.values() for finding in each):
+        findings = findings_of(plan)
+        if run and not any(finding.fatal for each in findings.values() for finding in each):
             status.update("scoring two rows with every method")
             try:
                 scores, cost = try_rows(config, arguments, len(plan.asked))
-                found["two rows"] = _check_scores(scores)
+                findings["two rows"] = _check_scores(scores)
             except (RuntimeError, ValueError) as error:
-                found["two rows"] = [Finding(str(error))]
+                findings["two rows"] = [Finding(str(error))]
     checks = [
         {"check": name, "state": state, "text": text}
-        for name, each in found.items()
+        for name, each in findings.items()
         for state, text in [("problem" if f.fatal else "warning", f.text) for f in each]
         or [("ok", _about(name, plan))]
     ]
@@ -65,7 +65,7 @@ def diagnose(
 
 
 def _about(check: str, plan: Plan) -> str:
-    """What a check that found no problem has read."""
+    """What to show for a check that found no problem: for the rows, their number and the first."""
     rows = plan.asked if check == "rows" else []
     clusters = len({row.cluster for row in rows})
     return f"{len(rows)} in {clusters} clusters; the first: {rows[0].input}" if rows else ""
@@ -74,10 +74,10 @@ def _about(check: str, plan: Plan) -> str:
 def try_rows(
     config: DictConfig, arguments: Sequence[str], rows: int
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Run polygraph_eval with two of its rows in a temporary folder; RuntimeError if it fails.
+    """Run polygraph_eval on two of its rows in a temporary folder. Raises RuntimeError if it fails.
 
-    The config is composed from its arguments. Returns the scores, a row per example and a column
-    per method, and the cost of a run over `rows`, as `costs` estimates it.
+    The config is composed from the arguments. Returns the scores (a row per example, a column per
+    method), and the estimated cost of a run over `rows` rows (see `costs`).
     """
     seeds = config.get("seed") or [1]
     with tempfile.TemporaryDirectory(prefix="polygraph_asmi_") as folder:
@@ -90,7 +90,7 @@ def try_rows(
             "++report_to_wandb=false",
         ]
         if OmegaConf.select(config, "asmi.result_cache") is not None:
-            changed.append(f"asmi.result_cache='{folder}/result cache'")  # an empty one
+            changed.append(f"asmi.result_cache='{folder}/result cache'")  # it is empty
         script = Path(sys.executable).with_name("polygraph_eval")
         started = time.time()
         process = subprocess.run(
@@ -110,22 +110,22 @@ def try_rows(
 
 def _failure(process: subprocess.CompletedProcess) -> str:
     if process.returncode < 0:
-        return f"the system killed it with signal {-process.returncode}, as it does without memory"
+        return f"the system killed it with signal {-process.returncode}, perhaps for lack of memory"
     return "\n".join(process.stderr.strip().splitlines()[-5:])  # the error, and where it was raised
 
 
 def batch_times(log: str) -> list[float]:
-    """Times at which the first batch began and each batch ended, from the log."""
+    """The times in a log at which the first batch began, and at which each batch ended."""
     mark = r"^\[([\d-]+ [\d:]+,\d+)\].*(?:Done .* stat calculators|= NEW BATCH =)"
     times = re.findall(mark, log, re.MULTILINE)
-    return [datetime.fromisoformat(at.replace(",", ".")).timestamp() for at in times]
+    return [datetime.fromisoformat(time.replace(",", ".")).timestamp() for time in times]
 
 
 def _check_scores(scores: pd.DataFrame) -> list[Finding]:
     finite = np.isfinite(scores).all()
     text = (
         f"expected finite scores, got others from {', '.join(finite.index[~finite])}: leave these "
-        "out, or try another model.load_model_args.dtype"
+        "methods out, or try another model.load_model_args.dtype"
     )
     return [] if finite.all() else [Finding(text, fatal=False)]
 
@@ -133,10 +133,10 @@ def _check_scores(scores: pd.DataFrame) -> list[Finding]:
 def costs(
     times: Sequence[float], manifest: Mapping[str, Any], rows: int, seeds: int
 ) -> dict[str, Any]:
-    """Estimated seconds and bytes per device of a whole run, from two of its rows.
+    """Estimate seconds and bytes per device of a whole run from two of its rows.
 
-    `times`: seconds from the start to the first row and to the end of each batch; `manifest` has
-    the phases of a row, and is empty for a config without this plugin's callback.
+    `times`: seconds from the start to the first row, and to the end of each batch. `manifest` has
+    the phases of a row; it is empty if the config lacks this plugin's callback.
     """
     phases = {name: seconds["median"] for name, seconds in manifest.get("seconds", {}).items()}
     if not times:
@@ -152,7 +152,7 @@ def costs(
 
 
 def estimate(cost: Mapping[str, Any]) -> Table:
-    """`costs` as a table."""
+    """The result of `costs` as a table."""
     table = Table(title="Rough estimate from two rows", show_header=False)
     table.add_row("until the first row", f"{cost['seconds_to_first_row']:.0f} s")
     for phase, seconds in cost["seconds_a_row_by_phase"].items():

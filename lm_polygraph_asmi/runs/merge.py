@@ -1,8 +1,8 @@
-"""Merges the shards of a run into the files of one unsplit run.
+"""Merge the shards of a run into the files of one unsplit run.
 
-`data.num_shards` splits the rows of a setting (model x dataset x prompt) over jobs. Each writes a
-manager file, and a manifest with the ids of its rows. Here rows are put back in order, and
-LM-Polygraph's code computes the metrics over all of them.
+`data.num_shards` splits the rows of a setting (model x dataset x prompt) over jobs. Each job writes
+a manager file and a manifest with the ids of its rows. Merging joins the rows in order, and
+computes the metrics over all of them with LM-Polygraph's code.
 """
 
 import json
@@ -28,17 +28,17 @@ from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.validation import check_new
 
 PER_JOB = {"cache_path", "save_path", "seed"}
-"""Top-level nodes of a config that differ between jobs of a setting: folders, and the list of seeds
-(a manager file has one seed)."""
+"""Top-level config nodes that differ between jobs of a setting: folders, and the list of seeds
+(each manager file has one seed)."""
 PER_SHARD = {"shard", "result_cache", "memory_budget", "compile", "device_map"}
-"""Settings that differ between shards: the shard's number, and what depends on its machine.
+"""Settings that differ between shards: the number of the shard, and settings of its machine.
 
-They are left out wherever they occur, since calculators have copies of settings.
+They are left out wherever they occur, since calculators hold copies of settings.
 """
 
 
 class Merged(NamedTuple):
-    """A merged setting (model, dataset and seed): numbers of shards and rows, and its files."""
+    """A merged setting (model, dataset and seed): how many shards and rows it has, and its file."""
 
     group: str
     shards: int
@@ -48,11 +48,11 @@ class Merged(NamedTuple):
 
 
 def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merged], list[str]]:
-    """Merge all complete settings below some manager files or folders; merged ones are skipped.
+    """Merge every complete setting found in some manager files or folders.
 
-    The files of a single setting go directly into `out`, one per seed; of several, into
-    MODEL/DATASET below it. Returns the merged settings, and the errors of other settings and
-    unreadable files.
+    Files that were merged before are skipped. The files of a single setting go directly into `out`,
+    one per seed; those of several settings go into MODEL/DATASET below it. Returns the merged
+    settings, and errors: of settings that could not be merged, and of files that could not be read.
     """
     jobs, errors = _find_jobs(paths)
     merged = []
@@ -68,7 +68,7 @@ def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merge
 
 
 def ue_metrics(config: Mapping[str, Any]) -> list[UEMetric]:
-    """The metrics of `polygraph_eval`, whose own list is inside a script."""
+    """The metrics of `polygraph_eval`, copied since its script does not export them."""
     metrics = [
         PredictionRejectionArea(), PredictionRejectionArea(max_rejection=0.5), IsotonicPCC(),
         ECE(normalize=True),
@@ -77,7 +77,7 @@ def ue_metrics(config: Mapping[str, Any]) -> list[UEMetric]:
 
 
 def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
-    """All jobs below some paths, also killed ones, as a table; and errors of reading."""
+    """A table of all jobs below some paths, also of killed jobs; and the errors of reading them."""
     managers, errors, jobs = set(), [], []
     for path in (Path(path).resolve() for path in paths):
         names = (
@@ -87,22 +87,24 @@ def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
                 manifest.with_name(manifest.stem.replace("asmi_manifest", "ue_manager"))
                 for manifest in path.rglob(
                     "asmi_manifest_seed*.json"
-                )  # a killed job leaves only this
+                )  # a killed job leaves only its manifest
             ]
         )
         managers.update(names)
         if not names:
-            errors.append(f"{path} has no run: no manifest, which the callback RunRecord writes")
+            errors.append(
+                f"{path} has no run: expected a manifest, which the callback RunRecord writes"
+            )
     for manager in sorted(managers):
         try:
             manifest = read_manifest(manager)
             if manifest.get("format") != FORMAT:
                 raise ValueError(f"expected format {FORMAT} in {manifest_path(manager)}")
         except (FileNotFoundError, ValueError) as error:
-            errors.append(f"{error}. The rows of {manager} are unknown: run it again")
+            errors.append(f"{error}. The rows of {manager} are unknown: run the job again")
             continue
         model, data = manifest["model"], manifest["dataset"]
-        # Names are those of config groups, which user configs may lack.
+        # Names come from config groups, which a user's config may lack.
         model_name = model["name"] or Path(model["path"]).name
         source = data.get("source") or manifest["config"].get("dataset")
         named = Path(source).stem if isinstance(source, str) else manifest["config_name"]
@@ -112,13 +114,13 @@ def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
             share = data.get("shard", 0), data.get("num_shards", 1)
             jobs.append((manager, manifest, manifest["status"], *setting, *share))
     if not jobs and not errors:
-        errors.append("nothing to merge: these files are merged already")
+        errors.append("nothing to merge: all of these files were merged already")
     columns = ["manager", "manifest", "status", "key", "seed", "name", "shard", "total"]
     return pd.DataFrame(jobs, columns=columns), errors
 
 
 def _key(config: Mapping[str, Any]) -> str:
-    """Key that all shards of a setting share, and no others."""
+    """A key that is equal for all shards of a setting, and differs between settings."""
     shared = json.loads(
         json.dumps(config),
         object_hook=lambda node: {n: v for n, v in node.items() if n not in PER_SHARD},
@@ -127,18 +129,18 @@ def _key(config: Mapping[str, Any]) -> str:
 
 
 def _finished(jobs: pd.DataFrame) -> pd.DataFrame:
-    """The finished job of every shard, in order; failed and killed ones beside it are ignored."""
+    """The finished job of every shard, in order. Failed and killed jobs of a shard are ignored."""
     total, problems = jobs["total"].iloc[0], []
     finished = jobs[jobs["status"] == "completed"].sort_values("shard")
     for shard in range(total):
         if (finished["shard"] == shard).sum() != 1:
-            found = [
+            states = [
                 f"{job.status} in {job.manager.parent} ({job.manifest.get('error', 'no error')})"
                 for job in jobs[jobs["shard"] == shard].itertuples()
             ]
             problems.append(
                 f"expected one finished job of data.num_shards={total} data.shard={shard}, got "
-                f"{' and '.join(found) or 'none'}: run it, or name only one"
+                f"{' and '.join(states) or 'none'}: run it, or pass only one of them"
             )
     if problems:
         raise ValueError("\n  ".join(problems))
@@ -152,8 +154,8 @@ def _join(group: str, jobs: pd.DataFrame, file: Path) -> Merged:
     _check_alike(runs)
     joined, *others = (UEManager.load(str(run.path)) for run in runs)
     names = dict.fromkeys(name for run in runs for name in run.stats)
-    # LM-Polygraph saves a statistic only for batches in which it was computed; joined, entries
-    # would be assigned to wrong rows.
+    # LM-Polygraph saves a statistic only for batches in which it was computed. If some are missing,
+    # joined entries would belong to wrong rows.
     incomplete = [name for name in names if any(run.lacks([name]) for run in runs)]
     for other in others:
         for part in ("estimations", "gen_metrics", "stats"):
@@ -165,18 +167,18 @@ def _join(group: str, jobs: pd.DataFrame, file: Path) -> Merged:
     joined.ue_metrics = ue_metrics(runs[0].recorded("config"))
     joined.eval_ue()
     file.parent.mkdir(parents=True, exist_ok=True)
-    # The manager file is renamed last, so that it implies its manifest.
+    # The manager file is renamed last: if it exists, so does its manifest.
     with writing(file) as partial:
         joined.save(str(partial))
         write_manifest(_joined_manifest(runs, joined.stats), file)
-    warnings = [f"statistic {name} left out: some rows lack it" for name in incomplete]
+    warnings = [f"statistic {name} left out, since some rows lack it" for name in incomplete]
     return Merged(group, len(runs), sum(len(run.scores) for run in runs), file, warnings)
 
 
 def _check_rows(runs: Sequence[Run]) -> None:
-    """Check that shards are from the same rows: disjoint, with sizes that differ by at most one.
+    """Check that shards are from the same data: disjoint rows, sizes that differ by at most one.
 
-    Rows that no manifest names are known by their texts.
+    Rows without ids in the manifest are compared by their texts.
     """
     sizes = [len(run.scores) for run in runs]
     rows = (run.ids or run.stats.get("input_texts") or range(len(run.scores)) for run in runs)
@@ -185,14 +187,14 @@ def _check_rows(runs: Sequence[Run]) -> None:
         twice = f", with row {row!r:.80} in {count} of them" if count > 1 else ""
         raise ValueError(
             f"shards of {sizes} rows{twice} are not from the same data: run all shards again. "
-            "data.num_shards splits the rows of data.source, and no others"
+            "Note that data.num_shards splits only the rows of data.source"
         )
 
 
 def _check_alike(runs: Sequence[Run]) -> None:
-    """Check what can differ between jobs with one config.
+    """Check what can differ between jobs although their configs are equal.
 
-    That is the revision of a hub branch, the content of a folder or file, and which estimators
+    This is the revision of a hub branch, the content of a folder or file, and the estimators that
     `ignore_exceptions` dropped.
     """
     for kind, parts in {
@@ -206,7 +208,7 @@ def _check_alike(runs: Sequence[Run]) -> None:
             if values != parts[0]:
                 raise ValueError(
                     f"different {kind}: {parts[0]} in {runs[0].path.parent}, {values} in "
-                    f"{run.path.parent}. Run one of them again"
+                    f"{run.path.parent}. Run one of these jobs again"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Values of a run's config that would end it after its model is loaded, each in a sentence."""
+"""Find config values that would end a run after its model is loaded, and describe each."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 OURS = [f"lm_polygraph_asmi.estimators.{name}" for name in ("asmi", "sem_asmi", "adapt_asmi")]
 TRIED = ("RougeMetric", "BLEUMetric", "AccuracyMetric", *METRICS)
-"""Metrics that are cheap: they are built and tried before the run."""
+"""Metrics that cost little, so that they are built and tried before the run."""
 
 
 def _exported(module: Any, kind: type) -> dict[str, Any]:
-    """Classes of a kind that a module of LM-Polygraph exports, by name."""
+    """Subclasses of `kind` that a module of LM-Polygraph exports, by name."""
     return {n: v for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, kind)}
 
 
 def sentence(error: Exception) -> str:
-    """What an error says, without what OmegaConf adds to those of interpolations."""
-    said = str(error)
+    """The message of an error, without the lines that OmegaConf adds to it."""
+    text = str(error)
     if isinstance(error, OmegaConfBaseException):
-        said = said.split("\n")[0].split(" raised while resolving interpolation: ")[-1]
-    return said
+        text = text.split("\n")[0].split(" raised while resolving interpolation: ")[-1]
+    return text
 
 
 def unbuilt(name: str, error: Exception) -> str:
-    """Why an estimator cannot be built; of a wrong name, the nearest."""
+    """Why an estimator cannot be built. For an unknown name, the nearest known one is suggested."""
     if not isinstance(error, ModuleNotFoundError) or not f"{name}.".startswith(f"{error.name}."):
         return sentence(error)
     known = [*_exported(lm_polygraph.estimators, Estimator), *OURS]
@@ -52,7 +52,7 @@ def unbuilt(name: str, error: Exception) -> str:
 
 
 def answers_misfits(plan: "Plan") -> Iterator[str]:
-    """Saved answers that are missing, or that belong to other prompts."""
+    """Find prompts that have no answer among the saved answers."""
     if (run := OmegaConf.select(plan.config, "asmi.answers")) is None:
         return
     try:
@@ -69,7 +69,7 @@ def answers_misfits(plan: "Plan") -> Iterator[str]:
 
 
 def metric_misfits(plan: "Plan") -> Iterator[str]:
-    """Quality metrics that LM-Polygraph cannot find, or whose arguments do not fit."""
+    """Find quality metrics that LM-Polygraph does not know, or whose arguments are wrong."""
     known = _exported(lm_polygraph.generation_metrics, GenerationMetric) | METRICS
     known |= {name: ours for name, (_, ours) in MENDS.items() if name in known}
     for metric in map(container, plan.config.get("generation_metrics") or ()):
@@ -80,19 +80,19 @@ def metric_misfits(plan: "Plan") -> Iterator[str]:
             try:
                 built = known[name](*(metric.get("args") or ()), **(metric.get("kwargs") or {}))
                 built({"greedy_texts": ["one two three four"]}, ["one two three four"])
-            except Exception as error:  # constructors and libraries of metrics can raise anything
+            except Exception as error:  # metrics and their libraries can raise anything
                 yield f"{place} cannot be used with its args or kwargs: {error}"
 
 
 def model_misfits(plan: "Plan") -> Iterator[str]:
-    """Methods that the model's class cannot serve, and devices that are not there."""
+    """Find methods that the model's class does not support, and devices that do not exist."""
     arguments = plan.model.get("load_model_args") or {}
     yield from _absent_devices(arguments.get("device_map"))
     if plan.without_model or not has_shipped_script(plan.model):
-        return  # a load script of the user's may load another class
+        return  # a user's own load script may load another class
     try:
         config = plan.configuration
-    except (OSError, ValueError, ImportError):  # a finding of the window
+    except (OSError, ValueError, ImportError):  # the check of the window reports it
         return
     if config is None:
         return
@@ -107,12 +107,12 @@ def model_misfits(plan: "Plan") -> Iterator[str]:
 
 
 def _absent_devices(device_map: Any) -> Iterator[str]:
-    """CUDA devices that PyTorch does not see."""
+    """Find CUDA devices in a device map that PyTorch does not see."""
     for device in {*device_map.values()} if isinstance(device_map, dict) else {device_map}:
         place = f"cuda:{device}" if isinstance(device, int) else str(device)
         index = place.removeprefix("cuda").removeprefix(":") or "0"
         if place.startswith("cuda") and int(index) >= torch.cuda.device_count():
             yield (
-                f"model.load_model_args.device_map names {place}, and PyTorch sees "
-                f"{torch.cuda.device_count()} CUDA devices here: use auto, or cpu"
+                f"model.load_model_args.device_map names {place}, but PyTorch sees "
+                f"{torch.cuda.device_count()} CUDA devices here: use auto or cpu"
             )

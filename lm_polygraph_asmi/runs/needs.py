@@ -1,4 +1,4 @@
-"""What a run takes from elsewhere: models, data sets, and data of libraries."""
+"""What a run must load from elsewhere: models, datasets, and data of Python libraries."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ from lm_polygraph_asmi.runs.rows import are_chosen, repository_of
 if TYPE_CHECKING:
     from lm_polygraph_asmi.runs.checks import Plan
 
-LANGUAGE_MODEL, ROWS = "the run", "the rows"  # what needs the model and the data set
+LANGUAGE_MODEL, ROWS = "the run", "the rows"  # values of `Need.by` for the model and the dataset
 MODELS = {
     "BertScoreMetric": "roberta-large",
     "SbertMetric": "sentence-transformers/all-mpnet-base-v2",
@@ -31,19 +31,19 @@ MODELS = {
 }
 """Quality metric -> the model that LM-Polygraph loads for it, for English."""
 DEFAULT_METRICS = ("RougeMetric", *MODELS)
-"""Those of LM-Polygraph's default list that need a model, or cannot read every script."""
-OTHER_METRIC = "set generation_metrics=[{name: RougeMetric, args: [rougeL]}]"  # always there
+"""Metrics of LM-Polygraph's default list that need a model or cannot read every script."""
+OTHER_METRIC = "set generation_metrics=[{name: RougeMetric, args: [rougeL]}]"  # needs no download
 
 
 class LibraryData(NamedTuple):
-    """Data that a Python library gets by `python -m ...`; `find` raises an error without them."""
+    """Data of a Python library, installed by `python -m ...`; `find` raises an error without it."""
 
     name: str
     command: str
     find: Callable[[str], Any]
 
     def problem(self) -> str | None:
-        """That they are not on this machine, and the command."""
+        """That the data are not on this machine, and the command that installs them; or None."""
         try:
             self.find(self.name)
         except (LookupError, PackageNotFoundError):
@@ -51,7 +51,7 @@ class LibraryData(NamedTuple):
         return None
 
     def download(self) -> None:
-        """Run the command if it is needed; ConnectionError with its last words if it fails."""
+        """Run the command if the data are missing. Raises ConnectionError if it fails."""
         if not self.problem():
             return
         done = subprocess.run(
@@ -60,8 +60,8 @@ class LibraryData(NamedTuple):
         )  # fmt: skip
         invalidate_caches()
         if self.problem():
-            said = f"{done.stdout}{done.stderr}".strip().split("\n")[-1]
-            raise ConnectionError(f"`python -m {self.command}` failed: {said}")
+            last_line = f"{done.stdout}{done.stderr}".strip().split("\n")[-1]
+            raise ConnectionError(f"`python -m {self.command}` failed: {last_line}")
 
 
 SENTENCES = (
@@ -74,18 +74,19 @@ SENTENCES = (
         lambda name: nltk.data.find(f"tokenizers/{name}/english/"),
     ),
 )  # fmt: skip
-"""What AlignScore splits texts with. LM-Polygraph would start pip for the first in the run."""
+"""Data with which AlignScore splits texts. During a run, LM-Polygraph would start pip for the
+first."""
 
 
 class Need(NamedTuple):
-    """Something that a run takes from elsewhere.
+    """Something that a run must load from elsewhere.
 
     Attributes:
-        name: what it is.
-        by: what needs it.
-        source: where it comes from; None: a local file.
-        problem: why it cannot be used; None: it is on this machine, or a hub has it.
-        fatal: whether the run cannot do without it.
+        name: its description.
+        by: the part of the run that needs it.
+        source: where it comes from; None for a local file.
+        problem: why it cannot be used; None if it is on this machine or a hub has it.
+        fatal: whether the run fails without it.
     """
 
     name: str
@@ -96,16 +97,16 @@ class Need(NamedTuple):
 
     @property
     def to_download(self) -> int | None:
-        """Bytes that are not on this machine; None if they are not known."""
+        """Number of bytes to download; None if unknown."""
         if isinstance(self.source, Repository) and not self.problem and self.source.missing():
             return self.source.size()
         return None if self.problem else 0
 
 
 def needs_of(plan: "Plan") -> list[Need]:
-    """All that a run, or LM-Polygraph by itself, would download.
+    """Everything that the run would load from elsewhere, also what LM-Polygraph itself downloads.
 
-    A hub is asked only for what is not on this machine.
+    A hub is asked only for things that are not on this machine.
     """
     return [
         *_language_model(plan.model),
@@ -116,7 +117,7 @@ def needs_of(plan: "Plan") -> list[Need]:
 
 
 def download(needs: Iterable[Need]) -> Iterator[str]:
-    """Download what is missing; yields a sentence for each thing that cannot be had."""
+    """Download what is missing. Yields a sentence for each thing that could not be downloaded."""
     for need in needs:
         if need.problem and not isinstance(need.source, LibraryData):
             yield need.problem
@@ -138,22 +139,22 @@ def _language_model(model: Mapping[str, Any]) -> Iterator[Need]:
         )
     if not Path(name).is_dir():
         problem = repository.problem()
-        said = (
+        text = (
             problem and f"the model {name!r} {problem}; to use another, set model.path to a folder"
         )
-        # A load script of the user's may know a model that is not here.
+        # A user's own load script may load a model that is not on this machine.
         fatal = has_shipped_script(model)
-        yield Need(f"model {name}", LANGUAGE_MODEL, repository, said, fatal)
+        yield Need(f"model {name}", LANGUAGE_MODEL, repository, text, fatal)
 
 
 def _rows(plan: "Plan") -> Iterator[Need]:
-    """The data set, if its rows have not been read yet."""
+    """The dataset, if its rows have not been read yet."""
     unread = not plan.rows.rows and not plan.faults
     source = "data.source" if are_chosen(plan.config) else "dataset"
     if unread and (rows := repository_of(OmegaConf.select(plan.config, source))):
         reason = rows.refusal()
-        said = reason and f"the dataset {rows.name} cannot be read: {reason}; see data.source"
-        yield Need(f"dataset {rows.name}", ROWS, rows, said)
+        text = reason and f"the dataset {rows.name} cannot be read: {reason}; see data.source"
+        yield Need(f"dataset {rows.name}", ROWS, rows, text)
 
 
 def _of_methods(plan: "Plan") -> Iterator[Need]:
@@ -165,7 +166,7 @@ def _of_methods(plan: "Plan") -> Iterator[Need]:
 
 
 def _calculators(plan: "Plan") -> dict[str, dict[str, Any]]:
-    """Settings of the calculators that the estimators of a run need, directly or not."""
+    """Settings of the calculators on which the run's estimators depend, directly or not."""
     listed = plan.config.get("stat_calculators") or []
     entries: list[Any] = [entry for entry in listed if entry != "auto"]
     if "auto" in listed:
@@ -178,7 +179,7 @@ def _calculators(plan: "Plan") -> dict[str, dict[str, Any]]:
 
 
 def metrics_of(config: DictConfig) -> list[dict[str, Any]]:
-    """Quality metrics of a run; without any, LM-Polygraph has a list of its own."""
+    """Quality metrics of a run. If the config names none, LM-Polygraph uses a default list."""
     chosen = config.get("generation_metrics") or ()
     return [container(metric) for metric in chosen] or [{"name": name} for name in DEFAULT_METRICS]
 
@@ -187,29 +188,29 @@ def _of_metrics(config: DictConfig) -> Iterator[Need]:
     for metric in metrics_of(config):
         name, options = metric["name"], metric.get("kwargs") or {}
         sources: list[Repository | LibraryData] = []
-        if name in MODELS and "lang" not in options:  # the user's own choice of a model
+        if name in MODELS and "lang" not in options:  # with `lang`, the user chose the model
             sources.append(Repository(MODELS[name]))
         if name == "AlignScore":
             yield _checkpoint(str(options.get("ckpt_path") or CHECKPOINT))
             sources += SENTENCES
         for source in sources:
             problem = source.problem()
-            said = (
+            text = (
                 problem
                 and f"{source.name}, which {name} needs, {problem}; to do without, {OTHER_METRIC}"
             )
-            yield Need(source.name, name, source, said)
+            yield Need(source.name, name, source, text)
 
 
 def _checkpoint(path: str) -> Need:
-    """That of AlignScore, which is opened if it is on this machine."""
-    said, source = None, source_of(path)
+    """AlignScore's checkpoint. If it is on this machine, it is opened to check it."""
+    text, source = None, source_of(path)
     if source and source.missing():
         problem = source.problem()
-        said = problem and f"{path} {problem}; to use a copy, set align_score_path to its {FILE}"
+        text = problem and f"{path} {problem}; to use a copy, set align_score_path to its {FILE}"
     else:
         try:
             read_weights(path)
         except ValueError as error:
-            said = str(error)
-    return Need(f"{path}, of AlignScore", "AlignScore", source, said)
+            text = str(error)
+    return Need(f"{path}, of AlignScore", "AlignScore", source, text)

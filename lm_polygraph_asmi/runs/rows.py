@@ -1,9 +1,9 @@
-"""The rows of a run: read from their source, subsampled, split into shards, with ids.
+"""The rows of a run: read from their source, sampled, and split into shards, with ids.
 
-LM-Polygraph keeps only texts, and reads CSV files so that the answer "None" becomes NaN and "007"
-becomes 7. So the rows of a shipped config (`data.source`) are read strictly, and saved as a
-`datasets` folder (`load_from_disk: true`) with columns `id`, `cluster`, `input` (prompt) and
-`output` (gold answer, or with `multiref` a list of them).
+LM-Polygraph keeps only texts, and reads CSV files in a way that turns the answer "None" into NaN
+and "007" into 7. So for a shipped config (`data.source`), rows are read strictly here and saved as
+a `datasets` folder (`load_from_disk: true`). Its columns are `id`, `cluster`, `input` (prompt) and
+`output` (the gold answer, or with `multiref` a list of them).
 """
 
 import hashlib
@@ -46,12 +46,12 @@ Item = TypeVar("Item")
 SELECTING = {
     "size": None, "subsample_seed": 1, "first": None, "sample": None, "sample_seed": 0,
     "sample_by": None, "shard": 0, "num_shards": 1,
-    "grounded": None,  # describes the prompts, does not select rows
+    "grounded": None,  # selects no rows; it describes the prompts
 }  # fmt: skip
-"""Entries of the node `data` that choose among the rows of its source, and their defaults."""
+"""Entries of the node `data` that select rows of the source, and their defaults."""
 Table = list[dict[str, Any]]
 SQUAD = {"context", "question", "answers"}
-"""Columns of SQuAD, from which a prompt is built."""
+"""Columns of SQuAD. If a source has them, prompts are built from them."""
 
 
 WRITTEN_LIST = re.compile(
@@ -59,16 +59,16 @@ WRITTEN_LIST = re.compile(
     r"""|\(\s*['"].*['"]\s*,\s*(['"].*['"])?\s*\)""",
     re.DOTALL,
 )
-"""A list or a dictionary of texts, or an empty one, as Python, NumPy or JSON write it; numbers
-alone may be meant: "[0, 1]" is an interval."""
+"""Matches a list or dictionary of texts that was written as one text by Python, NumPy or JSON,
+also an empty one. A list of numbers does not match, since "[0, 1]" may be meant as an interval."""
 
 
 class DataRow(NamedTuple):
-    """One question of a run: prompt, and gold answer, or all accepted ones (`multiref`).
+    """One question of a run: its prompt and gold answer, or all accepted answers (`multiref`).
 
     Attributes:
-        id: id in the source, or "split:number"; the same after subsampling and sharding.
-        cluster: key (hash) that dependent rows share, such as those with one story or passage.
+        id: id in the source, or "split:number". Sampling and sharding do not change it.
+        cluster: key (hash) shared by dependent rows, such as rows on the same story or passage.
     """
 
     id: str
@@ -79,15 +79,16 @@ class DataRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RunRows:
-    """The rows of a run, before LM-Polygraph's own subsampling.
+    """The rows of a run, before LM-Polygraph itself samples from them.
 
     Attributes:
-        revision: commit of a hub dataset; of other chosen rows, a digest over all shards.
-        labelled: whether they have gold answers; those without have empty ones.
-        named: whether a manifest lists their ids. It does not where LM-Polygraph reads the source
-            in its own way, which may give other rows.
-        chosen: whether the node `data` chose them.
-        saved: folders into which they were written.
+        revision: commit of a hub dataset; for other rows of the node `data`, a digest over all
+            shards.
+        labelled: whether the rows have gold answers. If not, their answers are empty.
+        named: whether a manifest lists the row ids. It does not if LM-Polygraph reads the source in
+            its own way, which may give other rows.
+        chosen: whether the config's node `data` selected the rows.
+        saved: folders to which the rows were written.
     """
 
     rows: list[DataRow]
@@ -98,7 +99,7 @@ class RunRows:
     saved: set[Path] = field(default_factory=set)
 
     def asked(self, config: Mapping[str, Any], seed: int) -> list[DataRow]:
-        """Those that LM-Polygraph's `subsample_eval_dataset` leaves, in its order."""
+        """The rows that LM-Polygraph's `subsample_eval_dataset` selects, in its order."""
         size = config.get("subsample_eval_dataset", -1)
         if size == -1:
             return self.rows
@@ -106,7 +107,7 @@ class RunRows:
 
 
 def _identity(value: Any) -> str:
-    """`identity` of an id or a cluster; empty if it is missing, which `problem_of` reports."""
+    """`identity` of an id or cluster; "" if it is missing, which `problem_of` reports."""
     try:
         return identity(value)
     except ValueError:
@@ -118,14 +119,14 @@ def problem_of(row: DataRow, multiref: bool | None = False) -> str | None:
 
     Args:
         row: the row.
-        multiref: as in the config: whether the gold answer must be a list of all accepted ones, not
-            a text. None: a run without gold answers.
+        multiref: as in the config: whether the gold answer must be a list of all accepted answers,
+            and not a text. None: the run has no gold answers.
     """
     given = row.output
     if multiref and isinstance(given, str):
-        return "its answer is a text: multiref takes a list of all accepted ones, so leave it out"
+        return "its answer is a text, but multiref expects a list of answers: leave multiref out"
     if multiref is False and isinstance(given, list):
-        return "its answer is a list: for the best of all accepted answers set +multiref=true"
+        return "its answer is a list: set +multiref=true to compare with the best of its answers"
     golds = [] if multiref is None else given if isinstance(given, list) else [given]
     for name, text in [("prompt", row.input), *(("answer", gold) for gold in golds)]:
         if text is None:
@@ -137,11 +138,11 @@ def problem_of(row: DataRow, multiref: bool | None = False) -> str | None:
         if half := lone_surrogate(text):
             return f"its {name} has {half}"
         if chat_as_text(text):
-            return f"its {name} is a chat written as text, {text[:40]!r}: write what it says"
+            return f"its {name} is a chat written as text, {text[:40]!r}: write only its content"
         if name == "answer" and WRITTEN_LIST.fullmatch(text.strip()):
             return (
-                f"its answer {text!r:.40} is a list written as a text: write a text, or in JSON "
-                "lines or Parquet a list, with +multiref=true"
+                f"its answer {text!r:.40} is a list written as a text: write a text; or write a "
+                "list in JSON lines or Parquet, and set +multiref=true"
             )
     if multiref and not golds:
         return "it has no answer"
@@ -149,28 +150,30 @@ def problem_of(row: DataRow, multiref: bool | None = False) -> str | None:
 
 
 def sample(rows: list[DataRow], size: int, seed: int, by_cluster: bool = False) -> list[DataRow]:
-    """At most `size` rows in a random order, which depends only on ids and `seed`.
+    """At most `size` rows in a random order that depends only on the ids and `seed`.
 
-    A smaller sample is the beginning of a larger one, and rows that were left out before do not
-    change the order of the others. `by_cluster`: at most one row of each cluster.
+    A smaller sample is the beginning of a larger one. Removing rows does not change the order of
+    the others. `by_cluster`: take at most one row of each cluster.
     """
     rows = sorted(rows, key=lambda row: hashlib.sha256(f"{seed}:{row.id}".encode()).digest())
     if by_cluster:
         rows = [rows[i] for i in pd.Series([row.cluster for row in rows]).drop_duplicates().index]
     if size > len(rows):
-        log.warning("data.sample: expected %d rows, got %d, which are all", size, len(rows))
+        log.warning(
+            "data.sample: expected %d rows, but there are only %d; using all", size, len(rows)
+        )
     return rows[:size]
 
 
 def subsample(items: list[Item], size: int | None, seed: int) -> list[Item]:
-    """The rows that LM-Polygraph's `subsample_eval_dataset` samples for a seed, in its order."""
+    """The rows that LM-Polygraph's `subsample_eval_dataset` selects with a seed, in its order."""
     if size is None or size >= len(items):
         return items
     return [items[i] for i in np.random.RandomState(seed).choice(len(items), size, replace=False)]
 
 
 def shard_of(items: list[Item], shard: int, num_shards: int) -> list[Item]:
-    """Shard `shard` (from 0) of `num_shards`: consecutive rows, with sizes that differ by one."""
+    """The rows of shard `shard` (from 0): consecutive ones. Shard sizes differ by at most one."""
     if not 0 <= shard < num_shards:
         raise ValueError(f"expected data.shard in 0 ... {num_shards - 1}, got {shard}")
     if num_shards > len(items):
@@ -188,11 +191,11 @@ def read_data(
 ) -> RunRows:
     """All rows of a source, in order: a file, a `datasets` folder, or a hub dataset.
 
-    A file is JSON lines, CSV or Parquet, or .json in SQuAD's format. A hub dataset is a name, or
-    name and configuration, "name@revision" if pinned; None: the demo's questions. From SQuAD's
-    columns the prompt is built (`squad.prompt_of`); else the columns of prompts and answers (None:
-    no answers) are read. Rows share a cluster by a column `cluster`, by the passage, or by
-    `text_clusters` of the prompts.
+    A file is JSON lines, CSV or Parquet, or SQuAD's format in a .json file. A hub dataset is given
+    by its name, by name and configuration, or by "name@revision". None: the demo's questions. If
+    there are SQuAD's columns, prompts are built from them (`squad.prompt_of`); otherwise, prompts
+    and answers are read from the two named columns (`label_column` None: no answers). A cluster is
+    the value of a column `cluster`, or the passage, or found from the prompts by `text_clusters`.
     """
     revision = None
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
@@ -209,7 +212,7 @@ def read_data(
             rows = _from_questions(questions_of(table), prompt_style, closed_book)
         elif closed_book or prompt_style != "paper":
             raise ValueError(
-                f"{name} has complete prompts (columns {columns}): data.closed_book and "
+                f"{name} has complete prompts (its columns are {columns}): data.closed_book and "
                 "data.prompt_style need SQuAD's columns"
             )
         else:
@@ -221,14 +224,14 @@ def read_data(
     ids = pd.Series([row.id for row in rows])
     times = ids.groupby(ids).cumcount() + 1  # the second "7" becomes "7#2"
     if repeated := int((times > 1).sum()):
-        log.warning("%s repeats %d ids; they were numbered", name, repeated)
+        log.warning("%s repeats %d ids; the repeated ids get a number", name, repeated)
     unique = ids.where(times == 1, ids + "#" + times.astype(str))
     rows = [row._replace(id=i) for row, i in zip(rows, unique, strict=True)]
     return RunRows(rows, revision, labelled=label_column is not None)
 
 
 def table_of(file: str | Path, text_column: str) -> Table:
-    """The rows of a file, read strictly; ValueError for each that cannot be read."""
+    """The rows of a file, read strictly. Raises ValueError that lists the unreadable rows."""
     rows = list(read_table(file, (text_column,)))
     wrong = [f"row {row.number} ({row.error})" for row in rows if row.error]
     if wrong:
@@ -237,10 +240,10 @@ def table_of(file: str | Path, text_column: str) -> Table:
 
 
 def _load(source: Any, split: str) -> tuple[Table, str | None]:
-    """A table, and the commit of a hub dataset, after which `datasets` names its cache's folder."""
+    """A table, and for a hub dataset its commit, which is the name of its folder in the cache."""
     first, *configuration = [source] if isinstance(source, str | Path) else source
     name = " ".join(map(str, (first, *configuration)))
-    # Of a hub that does not answer, `datasets` would ask again for a minute.
+    # If the hub does not answer, `datasets` would retry for a minute. So ask the hub first.
     refusal = (hub := repository_of(source)) and hub.refusal()
     try:
         if _is_saved(Path(first)):
@@ -254,19 +257,19 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
             table = load_dataset(place, *configuration, split=split, revision=pinned or None)
         commits = [Path(file["filename"]).parent.name for file in table.cache_files]
         if refusal and pinned and not "".join(commits).startswith(pinned):
-            raise LookupError(f"{pinned} is not on this machine")  # else the latest one there
+            raise LookupError(f"{pinned} is not on this machine")  # `datasets` took the newest
         return table.to_list(), commits[0] if commits else None
-    except Exception as error:  # a library's own
+    except Exception as error:  # the library raises its own types
         reason = refusal or error.__cause__ or error
         raise ValueError(
-            f"cannot read the split {split!r} of the dataset {name}: {reason}. Expected a file "
-            "that is there, a dataset of the hub, a folder written by save_to_disk, or one of "
-            "Parquet files: see data.source and data.split"
+            f"cannot read the split {split!r} of the dataset {name}: {reason}. Expected an "
+            "existing file, a dataset of the hub, a folder written by save_to_disk, or a folder "
+            "of Parquet files: see data.source and data.split"
         ) from error
 
 
 def repository_of(source: Any) -> Repository | None:
-    """The hub's dataset that a source names, of which a configuration is a folder; or None."""
+    """The hub dataset that a source names, with its configuration as the folder; None if none."""
     named = [source or ""] if isinstance(source, str | Path | None) else source
     first, *configuration = map(str, named)
     name, _, revision = first.partition("@")
@@ -276,8 +279,8 @@ def repository_of(source: Any) -> Repository | None:
 
 
 def are_chosen(config: DictConfig) -> bool:
-    """Whether the rows of a run are those of its node `data`."""
-    # Unresolved: resolving it saves the rows.
+    """Whether the config's node `data` selects the rows of a run."""
+    # Do not resolve the config, which would save the rows.
     return "asmi_rows" in str(cast(dict[str, Any], OmegaConf.to_container(config)).get("dataset"))
 
 
@@ -292,8 +295,8 @@ def _from_questions(questions: list[Question], style: str, closed_book: bool) ->
     for question in questions:
         parts = [question.question] if closed_book else [question.passage, question.question]
         empty = [part for part in parts if not (isinstance(part, str) and part.strip())]
-        text = empty[0] if empty else prompt(question)  # else the template hides it
-        # Without a passage, as in closed-book data, the question.
+        text = empty[0] if empty else prompt(question)  # in a prompt, the empty part is not seen
+        # Closed-book data may lack a passage: then rows with the same question are a cluster.
         shared = question.passage if str(question.passage or "").strip() else question.question
         rows.append(DataRow(question.id, cluster_key(shared), text, question.answer))
     return rows
@@ -302,17 +305,19 @@ def _from_questions(questions: list[Question], style: str, closed_book: bool) ->
 def _from_columns(
     table: Table, name: str, text: str, label: str | None, prefix: str
 ) -> list[DataRow]:
-    """Rows of complete prompts. Without a column `id`, an id is `prefix` and the row's number."""
+    """Rows from complete prompts. Without a column `id`, ids are `prefix` and the row's number."""
     columns = list(dict.fromkeys(column for row in table for column in row))
     for column in (text, label):
         if table and column is not None and column not in columns:
             raise ValueError(
                 f"expected a column {column!r} in {name}, got {columns}: set text_column and "
-                "label_column, of data.source data.text_column and data.label_column"
+                "label_column, or for data.source data.text_column and data.label_column"
             )
     ids = [row.get("id") if "id" in columns else f"{prefix}{i}" for i, row in enumerate(table)]
     if nameless := [i for i, given in enumerate(ids) if given is None or not str(given).strip()]:
-        raise ValueError(f"{name}: row {nameless[0] + 1} has no id: give all rows one, or none")
+        raise ValueError(
+            f"{name}: row {nameless[0] + 1} has no id: give ids to all rows, or to none"
+        )
     prompts: list[Any] = [row.get(text) for row in table]
     clusters = (
         [row.get("cluster") for row in table]
@@ -326,11 +331,11 @@ def _from_columns(
 
 
 def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
-    """The rows that a config's node `data` describes; ValueError for one that cannot be used.
+    """The rows that a config's node `data` selects. Raises ValueError if one cannot be used.
 
-    `data` has arguments of `read_data` and of `SELECTING`, which are applied in this order: `size`
-    with `subsample_seed` (as LM-Polygraph draws it), `first`, `sample` (see `sample`), `shard`.
-    `multiref`: see `problem_of`.
+    `data` holds arguments of `read_data` and entries of `SELECTING`, which are applied in this
+    order: `size` with `subsample_seed` (drawn as by LM-Polygraph), `first`, `sample` (see
+    `sample`), `shard`. `multiref`: see `problem_of`.
     """
     how = SELECTING | {name: value for name, value in data.items() if name in SELECTING}
     for name in ("size", "first", "sample"):
@@ -345,7 +350,8 @@ def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
         for file in folder.rglob("*"):
             if file.suffix.lower() in {*LINES, *TABLES, ".json"} - {".parquet"}:
                 raise ValueError(
-                    f"data.source: of the files in {folder}, types would be guessed: name one "
+                    f"data.source: {folder} is a folder of files whose types would be guessed: "
+                    "name one file "
                     f"({file})"
                 )
     read = read_data(**{name: value for name, value in data.items() if name not in SELECTING})
@@ -359,7 +365,7 @@ def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
 
 
 def unusable_rows(rows: Sequence[DataRow], problem: Callable[[DataRow], str | None]) -> str | None:
-    """Error message for rows that cannot be used, by the reason for each; None without any."""
+    """An error message that lists the unusable rows with reasons; None if all are usable."""
     problems = [f"{row.id} ({reason})" for row in rows if (reason := problem(row))]
     return _cannot_use(problems, len(rows)) if problems else None
 
@@ -370,24 +376,26 @@ def _cannot_use(problems: list[str], rows: int) -> str:
 
 
 def check_usable(read: RunRows, multiref: bool) -> None:
-    """ValueError for rows that would end a run when their turn comes, or get a wrong label."""
+    """Raise ValueError if rows would end a run in the middle, or get a wrong label."""
     if multiref and not read.labelled:
-        raise ValueError("multiref needs gold answers, and label_column is null: leave one out")
+        raise ValueError(
+            "multiref needs gold answers, but label_column is null: change one of them"
+        )
     form = multiref if read.labelled else None
     if unusable := unusable_rows(read.rows, partial(problem_of, multiref=form)):
         raise ValueError(unusable)
 
 
 def run_rows(config: DictConfig) -> RunRows:
-    """The rows of a run, from the hub if necessary: of its node `data`, or of a source it names."""
+    """The rows of a run: those of its node `data`, or of the `dataset` that its config names."""
     if are_chosen(config):
         _chosen_rows.cache_clear()  # the source may have changed since an earlier run
         return chosen_rows(config)
     if OmegaConf.select(config, "data.num_shards", default=1) != 1:
         raise ValueError(
-            "data.num_shards splits the rows of data.source, and this config has its own `dataset`:"
-            " each job would ask all rows. Leave it out, or name the file as data.source in a "
-            "config with asmi_base"
+            "data.num_shards splits only the rows of data.source, but this config names its own "
+            "`dataset`, so each job would ask all rows. Leave data.num_shards out, or name the "
+            "file as data.source in a config with asmi_base"
         )
     source = config.dataset if isinstance(config.dataset, str) else list(config.dataset)
     columns = config.text_column, config.get("label_column")
@@ -401,8 +409,7 @@ def run_rows(config: DictConfig) -> RunRows:
 def _as_the_host_reads(file: str, split: str, text: str, label: str | None) -> list[DataRow]:
     """Rows of a config's own `dataset: FILE.csv`, as LM-Polygraph's `Dataset.from_csv` reads them.
 
-    That is with pandas, which guesses types and separators: ValueError unless it reads what is
-    written.
+    It uses pandas, which guesses types and separators. Raises ValueError if this changes a row.
     """
     if label is None:
         raise ValueError(f"LM-Polygraph reads {file} only with a label_column: set it")
@@ -419,32 +426,33 @@ def _as_the_host_reads(file: str, split: str, text: str, label: str | None) -> l
     if wrong:
         raise ValueError(
             f"{file}, as LM-Polygraph reads it with pandas: {_cannot_use(wrong, len(rows))}, or "
-            "name the file as data.source in a config with asmi_base, which takes all cells as text"
+            "name the file as data.source in a config with asmi_base, which reads all cells as "
+            "text"
         )
     return rows
 
 
 def chosen_rows(config: DictConfig) -> RunRows:
-    """The rows that a run's node `data` describes."""
-    # A source may be a relative path.
+    """The rows that the config's node `data` selects, cached."""
+    # The working folder is part of the key, since a source may be a relative path.
     data = json.dumps(container(config.data), default=str)
     return _chosen_rows(data, bool(config.get("multiref")), Path.cwd())
 
 
-@lru_cache(maxsize=1)  # the run's checks and LM-Polygraph ask for them
+@lru_cache(maxsize=1)  # both the checks and LM-Polygraph ask for these rows
 def _chosen_rows(data_json: str, multiref: bool, _: Path) -> RunRows:
     return select_rows(json.loads(data_json), multiref)
 
 
 def results_folder(config: DictConfig) -> Path:
-    """Where a run writes its manager files, manifests and, until it ends, its rows."""
+    """The folder of a run's manager files and manifests and, until it ends, its rows."""
     return Path(config.get("save_path") or HydraConfig.get().runtime.output_dir)
 
 
 def saved_rows(config: DictConfig) -> Path:
-    """Folder of a run's rows, which are saved for LM-Polygraph to read."""
+    """Save the rows of a run for LM-Polygraph to read, and return the folder."""
     chosen, folder = chosen_rows(config), results_folder(config) / "rows"
-    if folder not in chosen.saved:  # LM-Polygraph asks twice
+    if folder not in chosen.saved:  # LM-Polygraph asks for it twice
         Dataset.from_pandas(pd.DataFrame(chosen.rows)).save_to_disk(folder)
         chosen.saved.add(folder)
     return folder

@@ -1,7 +1,7 @@
-"""What a run shows: one bar in a terminal, a line now and then in a file. All else is in its log.
+"""What a run prints: one bar in a terminal, a line now and then in a file. The rest is logged.
 
-Only this module uses the inside of LM-Polygraph's manager and of tqdm. `tests/runs/test_screen.py`
-fails when a release moves what is used.
+Only this module uses internals of LM-Polygraph's manager and of tqdm. `tests/runs/test_screen.py`
+fails if a release changes them.
 """
 
 import logging
@@ -28,48 +28,50 @@ from tqdm.std import tqdm
 log = logging.getLogger("lm_polygraph")
 
 SHOWN = ("lm_polygraph", "lm_polygraph_asmi", "hydra", "root", "__main__")
-"""Packages whose warnings are shown; of others, whose notices users cannot act on, only errors."""
+"""Packages whose warnings are shown. Of other packages only errors are, since users cannot act on
+their warnings."""
 TIMED = {
     "GreedyProbsCalculator": "greedy",
     "SavedAnswersCalculator": "greedy",
     "SemanticMatrixCalculator": "nli",
     "CrossEncoderSimilarityMatrixCalculator": "cross_encoder",
 }
-"""Calculator -> its phase, whose seconds are a statistic, `seconds_PHASE`."""
+"""Calculator -> name of its phase. Its time is saved as the statistic `seconds_PHASE`."""
 PARTS = 20
-"""A file has a line each time another of these parts of the rows is done."""
+"""In a file, a line is written each time one of this many parts of the rows is finished."""
 
 
 @contextmanager
 def screen(script: dict[str, Any]) -> Iterator[None]:
-    """Inside the block, the run of the script with these globals shows rows, phase and time left.
+    """Inside the block, the run of a script shows its rows, phase and time left.
 
-    Bars and notices of libraries go to the log file of the run. All is undone at the end.
+    `script` holds the script's globals. Progress bars and warnings of libraries go to the run's log
+    file. Everything is undone at the end.
     """
     terminal, shown = (sys.stdout, sys.stderr), Screen()
     with ExitStack() as undo:
-        if not shown.in_file:  # what is printed in a terminal appears above the bar
+        if not shown.in_file:  # other output to a terminal appears above the bar
             undo.enter_context(shown.progress)
-        # Every bar of tqdm that a library makes is drawn there, beside the phase.
+        # Every tqdm bar of a library is drawn by the screen, beside the phase.
         made = tqdm.__init__
         on_screen = lambda bar, *args, **how: made(bar, *args, **how | {"file": shown})  # noqa: E731
         undo.enter_context(patch.object(tqdm, "__init__", on_screen))
         _log_notices(shown, terminal, undo)
-        if script.get("UEManager") is UEManager:  # a script's own is left alone
+        if script.get("UEManager") is UEManager:  # keep a script's own manager
             undo.callback(script.update, UEManager=UEManager)
             script["UEManager"] = _watched(shown)
         yield
 
 
 class Screen(Processor):
-    """The rows that are done, the phase and the time that is left, on standard error.
+    """Shows finished rows, phase and time left on standard error.
 
-    To LM-Polygraph it is a processor of batches; to tqdm, the file on which bars are drawn.
+    LM-Polygraph calls it as a processor of batches; tqdm writes its bars to it as to a file.
     """
 
     def __init__(self) -> None:
         console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-        # Jobs of a sweep that run side by side would draw over each other.
+        # Jobs that run side by side in a sweep would overwrite each other's bars.
         alone = multiprocessing.current_process().name == "MainProcess"
         whole_line = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.progress = Progress(
@@ -82,7 +84,7 @@ class Screen(Processor):
             expand=True,
             redirect_stdout=sys.stdout.isatty(),
             disable=not (alone and console.is_interactive and sys.stderr.isatty()),
-            speed_estimate_period=math.inf,  # from all rows but the first, which checks itself
+            speed_estimate_period=math.inf,  # from all rows but the first, a slow one
         )
         self.say, self.in_file = console.print, self.progress.disable
         self.id = self.progress.add_task("", total=None, rows="")
@@ -92,7 +94,7 @@ class Screen(Processor):
         self.batches, self.reused, self.bar = 0, 0, ""
 
     def phase(self, name: str, detail: str = "") -> None:
-        """A phase begins, or more is known of it."""
+        """Note that a phase begins, or show more details of it."""
         now = time.perf_counter()
         self.seconds[self.name] += now - self.since
         self.name, self.since = name, now
@@ -106,7 +108,7 @@ class Screen(Processor):
 
     @contextmanager
     def rows(self, total: int) -> Iterator[None]:
-        """While all rows are scored with one seed."""
+        """Inside the block, count the rows that are scored with one seed."""
         self.progress.reset(self.id, total=total)
         self.batches = self.reused = 0
         self.phase("data")
@@ -139,26 +141,26 @@ class Screen(Processor):
         """See `Processor`."""
 
     def write(self, text: str) -> None:
-        """Take what tqdm draws: bar after bar, then a line break. The last bar goes to the log."""
+        """Receive what tqdm draws: one bar after the other, then a line break. Log the last bar."""
         if text == "\n":
             log.info("%s", self.bar)
         self.bar = text.strip()
         self.phase(self.name, self.bar.partition("|")[0])
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing, since nothing is buffered."""
 
     def loading(self, record: logging.LogRecord) -> bool:
-        """A filter that passes all of LM-Polygraph's messages; "Loading X..." begins a phase."""
-        if found := re.fullmatch(r"((?:Loading|Initializing) .*)\.\.\.", record.getMessage()):
-            self.phase(found[1])
+        """A log filter that lets every message pass. A message "Loading X..." starts a phase."""
+        if match := re.fullmatch(r"((?:Loading|Initializing) .*)\.\.\.", record.getMessage()):
+            self.phase(match[1])
             if self.in_file:
-                self.say(found[1])
+                self.say(match[1])
         return True
 
     @staticmethod
     def shows(record: logging.LogRecord) -> bool:
-        """Whether a message belongs on the screen."""
+        """Whether a message is shown on the screen."""
         return record.levelno >= logging.ERROR or record.name.partition(".")[0] in SHOWN
 
 
@@ -167,7 +169,7 @@ def _clock(seconds: float | None) -> str:
 
 
 def _watched(screen: Screen) -> type[UEManager]:
-    """LM-Polygraph's manager, which tells the screen what it does, and times some calculators."""
+    """A class of LM-Polygraph's manager that reports to the screen and times some calculators."""
 
     class WatchedManager(UEManager):
         def __call__(self) -> dict[tuple[str, ...], float]:
@@ -189,23 +191,23 @@ def _watched(screen: Screen) -> type[UEManager]:
 
         def estimate(self, batch_stats: dict, estimators: list) -> tuple[dict, list]:
             screen.phase("estimators")
-            found = super().estimate(batch_stats, estimators)
+            result = super().estimate(batch_stats, estimators)
             screen.phase(", ".join(map(str, self.generation_metrics)))
-            return found
+            return result
 
     return WatchedManager
 
 
 def _log_notices(screen: Screen, terminal: tuple[Any, Any], undo: ExitStack) -> None:
-    """Notices of libraries go to the log file, if there is one, and not to the terminal.
+    """Send the warnings of libraries to the log file, if there is one, instead of the terminal.
 
-    `terminal`: standard output and error as they were before the bar.
+    `terminal`: standard output and error as they were before the bar was drawn.
     """
     root = logging.getLogger()
     _filter(undo, log, screen.loading)
     files = [h for h in root.handlers if isinstance(h, logging.FileHandler)]
     if files:
-        # A script's own may capture them, too.
+        # The script may capture warnings itself. Then leave that on at the end.
         undo.callback(logging.captureWarnings, warnings.showwarning.__module__ == "logging")
         logging.captureWarnings(True)
     for handler in _of_terminal(root, terminal):
@@ -214,7 +216,7 @@ def _log_notices(screen: Screen, terminal: tuple[Any, Any], undo: ExitStack) -> 
         if files:
             _filter(undo, handler, screen.shows)
     for logger in map(logging.getLogger, list(logging.Logger.manager.loggerDict) if files else []):
-        for handler in _of_terminal(logger, terminal):  # a library's own: the root's write instead
+        for handler in _of_terminal(logger, terminal):  # a library's: let the root logger write
             _filter(undo, handler, lambda _: False)
             undo.enter_context(patch.object(logger, "propagate", True))
 

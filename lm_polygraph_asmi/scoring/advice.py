@@ -1,6 +1,6 @@
-"""Warnings about a prompt and its answer: what a tokenizer or a chat template makes of them.
+"""Warnings about prompts and answers, and about what tokenizer and chat template do with them.
 
-Each function yields its warnings, as sentences for a user.
+Each function yields its warnings as sentences for the user.
 """
 
 import json
@@ -17,28 +17,29 @@ from lm_polygraph_asmi.inputs import Messages, Prompt, Request, texts_of
 from lm_polygraph_asmi.validation import is_unspaced
 
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
-"""Characters that an answer may follow without a space."""
+"""Characters after which an answer may begin without a space."""
 CLOCKS = {"strftime_now", "datetime", "now", "utcnow", "today", "localtime"}
-"""Names by which a template reads the clock."""
+"""Names with which a template reads the clock."""
 PROMPT_END = 30
-"""Characters of a prompt's end, without white space and quotes, that no answer has by chance."""
+"""Length of a prompt's end, without white space and quotes, that no answer repeats by chance."""
 SOME_ANSWER = "Edda"
 MEANT_FOR_THE_MODEL = re.compile(
     r"(content|reasoning_content|reasoning|thinking|"
     r"tool_calls\[\d+\](\.function)?\.(name|arguments.*)) of message \d+"
 )
-"""Names of the texts in messages that a model should see; others, such as ids, are for programs."""
+"""Names of the texts in messages that the model should see. Others, such as ids, are metadata."""
 ARGUMENTS = re.compile(r"tool_calls\[\d+\](\.function)?\.arguments of message \d+")
-"""Names of tool calls' arguments that are a text."""
+"""Names of tool-call arguments that are written as text."""
 
 
 def special_warnings(
     special: SpecialTokens, ends: Collection[int], request: Request, written: str
 ) -> Iterator[str]:
-    """Special tokens that are spelled out in texts, with their places.
+    """Warn of special tokens that are spelled out in texts, with their places.
 
-    An end token at the end of an answer or a sample is meant, so there is no warning. Nor is there
-    one for a text of a message that is not in the prompt, which the chat template has `written`.
+    An end token at the end of an answer or sample is intended, so there is no warning for it. There
+    is none either for a text of a message that the chat template left out of the prompt it has
+    `written`.
     """
     for name, text in request.texts():
         answered = name != "prompt" and " of message " not in name
@@ -51,59 +52,59 @@ def special_warnings(
             continue
         places = ", ".join(f"{token!r} at character {start}" for token, start in spellings[:3])
         more = f" and {len(spellings) - 3} more" if len(spellings) > 3 else ""
-        chat = "" if answered else " If it is a chat that a template rendered, pass its messages."
+        chat = "" if answered else " If a chat template wrote the prompt, pass its messages."
         yield (
-            f"In the {name}, {places}{more} became a control token: if it is text, "
-            f"write it in another way, such as with a space in it.{chat}"
+            f"In the {name}, {places}{more} became a control token. If it is meant as text, write "
+            f"it in another way, such as with a space in it.{chat}"
         )
 
 
 def template_warnings(tokenizer: Any, request: Request, written: str) -> Iterator[str]:
-    """What a chat template changes, leaves out or adds in the prompt that it has `written`.
+    """Warn of what a chat template changes, leaves out or adds in the prompt it has `written`.
 
-    Raises ValueError: it writes another prompt of the same messages each time.
+    Raises ValueError: the template does not render the same messages to the same prompt each time.
     """
     prompt = request.prompt
     if isinstance(prompt, str):
         return
     if rendered(tokenizer, prompt, request.template) != written:
         raise ValueError(
-            "the chat template writes another prompt of the same messages each time, so a score "
-            "could not be computed again: use a template without chance"
+            "the chat template is random: it renders the same messages to another prompt each "
+            "time, so a score could not be reproduced. Use a deterministic template"
         )
     names = template_names(tokenizer, request.template.get("tools"))
     if changing := sorted({"random", *CLOCKS} & names):
         yield (
-            f"The chat template uses {changing[0]!r}, the clock or chance: the same messages are "
-            "another prompt on another day, or the next time, and a calibration may not hold "
+            f"The chat template uses {changing[0]!r}, the clock or chance, so the same messages "
+            "give another prompt on another day or in another call. A calibration may not hold "
             "then. Use a template without it, or fix the date."
         )
     if header := _missing_header(tokenizer, request, written):
         yield (
-            f"The chat template ignores add_generation_prompt: before an answer it writes "
-            f"{header!r}, but the prompt ends without it, and the answer was scored without it. "
-            "Use a template that writes it."
+            f"The chat template ignores add_generation_prompt: it writes {header!r} before an "
+            "answer, but the prompt ends without it, and the answer was scored without it. Use a "
+            "template that writes it."
         )
     if missing := _left_out(prompt, written):
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         yield (
             f"The chat template leaves out or changes the {', the '.join(missing[:5])}{more}: the "
-            "model does not see that text. Move it to where the template writes it, or use another "
-            "template."
+            "model does not see that text. Move it to where the template writes it, or use "
+            "another template."
         )
     for name, text in texts_of(prompt):
         if ARGUMENTS.fullmatch(name) and text not in written and json.dumps(text)[1:-1] in written:
             yield (
-                f"The chat template writes the {name} in quotes, as it expects an object: pass "
-                "the object (json.loads of the text), if the model got that."
+                f"The chat template expects an object, so it writes the {name} in quotes. If the "
+                "model was given the object, pass the object (json.loads of the text)."
             )
             return
 
 
 def _missing_header(tokenizer: Any, request: Request, written: str) -> str:
-    """What the template writes before an answer, if the prompt lacks it; else an empty text.
+    """The header that the template writes before an answer, if the prompt lacks it; otherwise "".
 
-    The template writes the messages alone, and then with an answer. The header lies between.
+    The messages are rendered alone, and with an answer. The header is the text between them.
     """
     if rendered(tokenizer, request.prompt, request.template, False) != written:
         return ""
@@ -116,10 +117,10 @@ def _missing_header(tokenizer: Any, request: Request, written: str) -> str:
 
 
 def _left_out(messages: Messages, written: str) -> list[str]:
-    """Names of the texts that the template has not written, as "content of message 1 (system)".
+    """Names of the texts that the template left out, such as "content of message 1 (system)".
 
-    What is found is taken out of the prompt before the next text is sought, so that one place does
-    not count for two texts. The longest texts come first, and of equally long ones the last.
+    A text that is found is removed from the prompt before the next is searched, so that one place
+    does not count for two texts. Longer texts are searched first; of equally long ones, the last.
     """
     rest, missing = _squeezed(written), set()
     texts = {name: text for name, text in texts_of(messages) if MEANT_FOR_THE_MODEL.fullmatch(name)}
@@ -134,12 +135,12 @@ def _left_out(messages: Messages, written: str) -> list[str]:
 
 
 def _squeezed(text: str) -> str:
-    """A text without what templates and JSON change: white space, quotes, backslashes."""
+    """A text without the characters that templates and JSON change: space, quotes, backslashes."""
     return re.sub(r"[\s\"'\\]+", "", text)
 
 
 def _forms(text: str) -> tuple[str, str]:
-    """How a template may write a text of a message: as it is, or inside JSON."""
+    """The two ways in which a template may write a message's text: as it is, or as JSON."""
     return text, json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -150,9 +151,9 @@ def answer_warnings(
     ids: Sequence[int],
     scored_text: str,
 ) -> Iterator[str]:
-    """Whether the model's own answer was cut off, or a given one repeats its prompt.
+    """Warn if the model's own answer was cut off, or if a given answer repeats its prompt.
 
-    `ids`: the answer's tokens, which the tokenizer decodes as `scored_text`.
+    `ids`: the answer's tokens; the tokenizer decodes them as `scored_text`.
     """
     if request.answer is not None:
         yield from repeated_prompt(conditions.tokenizer, prompt_ids, scored_text)
@@ -165,15 +166,15 @@ def answer_warnings(
 
 
 def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> Iterator[str]:
-    """Whether an answer starts with its prompt, or with the end of it, such as "<think>".
+    """Warn if an answer begins with its prompt, or with the prompt's end, such as "<think>".
 
-    An answer may begin with words that end the prompt, as in a list. So only a repeated mark, such
-    as "Answer:", or a repeated whole line counts.
+    An answer may rightly begin with words that end the prompt, for example in a list. So only two
+    repetitions count: of a mark, such as "Answer:", and of a whole line.
     """
     special, start = {*tokenizer.all_special_ids}, answer.lstrip().casefold()
     parts = groupby(prompt_ids, key=special.__contains__)
     texts = [decode(tokenizer, [*ids]) for is_special, ids in parts if not is_special]
-    # Without special tokens, between which an answer's header stands alone, such as "assistant".
+    # Leave out special tokens, so that a header between two of them, "assistant", is a line.
     plain = "\n".join(texts).casefold().rstrip()
     for before in (decode(tokenizer, prompt_ids).casefold().rstrip(), plain):
         lengths = range(min(len(before), len(start)), 1, -1)
@@ -185,8 +186,8 @@ def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> I
         if re.search(r"\w", end) and (is_line or is_mark):
             shown = answer.lstrip()[: len(end)][-40:]
             yield (
-                f"The answer repeats the end of the prompt, {shown!r}: pass only what follows "
-                "the prompt, not the whole output of `generate`."
+                f"The answer repeats the end of the prompt, {shown!r}: pass only what follows the "
+                "prompt, not the whole output of `generate`."
             )
             return
     if len(end := _squeezed(plain)[-PROMPT_END:]) == PROMPT_END and end in _squeezed(start):
@@ -197,12 +198,12 @@ def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> I
 
 
 def border_warnings(prompt: Prompt, answer: str, follows: bool) -> Iterator[str]:
-    """Whether a text prompt and its answer meet in a doubtful place, where tokens depend on it.
+    """Warn if the border between a text prompt and its answer may be wrong, which changes tokens.
 
-    "8" and " 8" are other tokens, with another score.
+    For example, "8" and " 8" are different tokens with different scores.
 
     Args:
-        follows: whether the answer's tokens follow the prompt's in one text (`answer_tokens`).
+        follows: whether the answer's token ids continue the prompt's (`answer_tokens`).
     """
     if not isinstance(prompt, str):
         return
@@ -210,12 +211,14 @@ def border_warnings(prompt: Prompt, answer: str, follows: bool) -> Iterator[str]
     blank_or_open = not last.strip() or last in OPENING
     if not follows:
         yield (
-            "The tokenizer would merge the end of the prompt and the start of the answer into one "
-            "token; they were scored as two, which no model would generate: end the prompt where a "
-            "word ends, and write the space before the answer as its first character."
+            "The tokenizer would merge the end of the prompt and the start of the answer into "
+            "one token. They were scored as two tokens, which no model would generate. End the "
+            "prompt where a word ends, and write the space before the answer as its first "
+            "character."
         )
     elif first.isalnum() and not (blank_or_open or is_unspaced(last) or is_unspaced(first)):
         yield (
-            f"The answer follows the prompt without a space, {prompt[-10:] + answer[:20]!r}: if "
-            "one belongs there, write it as the answer's first character; its token differs."
+            f"The answer follows the prompt without a space, {prompt[-10:] + answer[:20]!r}. If "
+            "there should be one, write it as the answer's first character, since this gives "
+            "other tokens."
         )

@@ -1,4 +1,4 @@
-"""Whether a model can be scored, how and at what cost; no data needed."""
+"""Find out, without data, whether a model can be scored, with which passes, and how fast."""
 
 import time
 from dataclasses import asdict, dataclass, field
@@ -22,23 +22,23 @@ PROMPT = (
 
 @dataclass
 class ModelDiagnosis:
-    """What was found out about a model."""
+    """What the checks of a model found."""
 
-    model: str  # its name
-    checks: list[dict[str, str]] = field(default_factory=list)  # check, state and text of each
+    model: str  # the model's name
+    checks: list[dict[str, str]] = field(default_factory=list)  # each: check, state and text
 
     @property
     def works(self) -> bool:
-        """Whether no check found a problem, and some self-check passed."""
+        """Whether no check found a problem and at least one self-check passed."""
         states = {check["state"] for check in self.checks}
         return "problem" not in states and not {"ok", "slower"}.isdisjoint(states)
 
     def add(self, check: str, state: str, text: str) -> None:
-        """Add a check; state: found (a module), ok, slower, unsupported, warning or problem."""
+        """Add a check. States: found (a module), ok, slower, unsupported, warning, problem."""
         self.checks.append({"check": check, "state": state, "text": text})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """The diagnosis as plain values for JSON."""
         return asdict(self) | {"works": self.works}
 
     def __rich__(self) -> Table:
@@ -55,11 +55,12 @@ def diagnose_model(
     config: ASMIConfig | None = None,
     **loading: Any,
 ) -> ModelDiagnosis:
-    """Find a model's modules, check it in both scopes with each attention implementation, and time
-    an answer.
+    """Find a model's modules, run the self-check, and time an answer.
+
+    The self-check runs in both scopes with each attention implementation.
 
     Args:
-        name: the model's, as it is reported. Other arguments are those of `Scorer`.
+        name: the model's name in the report. Other arguments are those of `Scorer`.
 
     Example:
         >>> diagnosis = diagnose_model("tiny", scorer.model, scorer.tokenizer)
@@ -69,7 +70,7 @@ def diagnose_model(
     diagnosis = ModelDiagnosis(name)
     for untested in untested_releases():
         diagnosis.add(
-            untested, "warning", "not among the releases that the tests passed on (data/tested.csv)"
+            untested, "warning", "not a release that the tests passed on, see data/tested.csv"
         )
     config = config or ASMIConfig()
     try:
@@ -79,8 +80,8 @@ def diagnose_model(
         return diagnosis
     model, tokenizer = scorer.model, scorer.tokenizer
     with masked_model(model, structure=config.structure) as f:
-        for part, found in _described(f).items():
-            diagnosis.add(part, "found", found)
+        for part, description in _described(f).items():
+            diagnosis.add(part, "found", description)
     for attention in dict.fromkeys([attention_of(model), *MASKABLE]):
         try:
             with scoring_session(model, attention):
@@ -111,18 +112,20 @@ def _described(f: MaskedModel) -> dict[str, str]:
 
 
 def _checked(scorer: Scorer) -> tuple[str, str]:
-    """State and text of the self-check in one scope, with the time of an answer."""
+    """State and text of the self-check in the scorer's scope, with the time of one answer."""
     model, config = scorer.model, scorer.config
     try:
-        scorer.score(PROMPT)  # with the self-check
+        scorer.score(PROMPT)  # runs the self-check, so it is not timed
         start = time.perf_counter()
         score = scorer.score(PROMPT)
     except (RuntimeError, ValueError, TypeError, FloatingPointError, NotImplementedError) as error:
         return "problem", str(error)
     seconds, tokens = time.perf_counter() - start, len(score.tokens)
     with masked_model(model, config.attention, config.structure, config.compile) as f:
-        way = next(iter(passes_in_use(f, config.scope)), "none")
-    text = f"{way}; {seconds:.2f} s for {tokens} tokens after {score.prompt_tokens} of prompt"
-    if way == (fastest := next(iter(PASSES[config.scope]))):
+        passes = next(iter(passes_in_use(f, config.scope)), "none")
+    text = (
+        f"{passes}; {seconds:.2f} s for {tokens} tokens after {score.prompt_tokens} prompt tokens"
+    )
+    if passes == (fastest := next(iter(PASSES[config.scope]))):
         return "ok", text
-    return "slower", f"{text}; the fastest way, {fastest}, cannot be used"
+    return "slower", f"{text}; the fastest way, {fastest}, cannot be used for this model"

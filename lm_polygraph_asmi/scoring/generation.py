@@ -1,4 +1,4 @@
-"""Generate answers: one greedy, or several sampled."""
+"""Generate answers: one greedy answer, or several sampled ones."""
 
 import copy
 from collections.abc import Callable
@@ -22,16 +22,16 @@ from lm_polygraph_asmi.host.samples import draw, seeds_of
 from lm_polygraph_asmi.host.stopping import StopConditions
 
 TEMPERATURE = 0.5
-"""Of sampled answers, the paper's."""
+"""Temperature of sampled answers, as in the paper."""
 SAMPLING = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 50, "top_p": 1.0}
-"""Settings of sampled answers: LM-Polygraph's, but for the temperature."""
+"""Settings of sampled answers, as in LM-Polygraph except for the temperature."""
 SHORTEST = 2
-"""Tokens that a sampled answer has at least, in LM-Polygraph."""
+"""Least number of tokens of a sampled answer, as in LM-Polygraph."""
 
 
 @dataclass
 class Generation:
-    """Generates answers, each including the tokens that end it."""
+    """Generates answers. Each includes the tokens that end it."""
 
     model: PreTrainedModel
     stop_conditions: StopConditions
@@ -46,7 +46,7 @@ class Generation:
     def sampled(
         self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, count: int, seed: int
     ) -> list[list[int]]:
-        """`count` answers, the same as those of a run with this seed and `TEMPERATURE`."""
+        """`count` sampled answers, the same as in a run with this seed and `TEMPERATURE`."""
         ids, generate = self._prepared(prompt_ids, max_new_tokens, SHORTEST, **SAMPLING)
         seeds = seeds_of(prompt_ids.tolist(), seed, count)
         with scoring_session(self.model):
@@ -54,7 +54,7 @@ class Generation:
         return [self._answer(row[len(prompt_ids) :]) for row in rows]
 
     def _answer(self, ids: Int[Tensor, " T"]) -> list[int]:
-        """The answer in what was generated after a prompt."""
+        """The answer among the tokens `ids` generated after a prompt."""
         return self.stop_conditions.response(ids.tolist(), batch_size=2)
 
     def _prepared(
@@ -62,36 +62,36 @@ class Generation:
     ) -> tuple[Int[Tensor, "1 P"], Callable[..., Any]]:
         """The prompt on the model's device, and transformers' `generate` with all its settings.
 
-        An answer has `least` to `most` tokens. Raises ValueError: the prompt fills the context
-        window.
+        An answer has at least `least` and at most `most` tokens. Raises ValueError: the prompt
+        fills the context window.
         """
         length, window = len(prompt_ids), context_window(self.model.config)
         if window is not None and window <= length:
             raise ValueError(
-                f"expected a prompt shorter than the model's context window {window}, got {length} "
-                "tokens"
+                f"expected a prompt shorter than the model's context window of {window} tokens, "
+                f"got {length} tokens: shorten the prompt"
             )
         ends = sorted(self.stop_conditions.end_ids)
         most = most if window is None else min(most, window - length)
-        # All generation settings are set here; a model's own config may sample.
+        # Set every generation setting here, since the model's own config may sample.
         config = GenerationConfig(
             max_new_tokens=most,
             min_new_tokens=min(least, most),
             num_beams=1,
             repetition_penalty=1.0,
             eos_token_id=ends or None,
-            # Padding is cut off again. The tokenizer's own may be no token of the model.
+            # Padding is removed later. The tokenizer's own pad token may be unknown to the model.
             pad_token_id=(ends or [0])[0],
             **options,
         )
 
-        # transformers' own criterion also counts a stop string that begins in the prompt.
+        # The criterion of transformers would also stop at a stop string that begins in the prompt.
         def ended(ids: Tensor, _: Any, **__: Any) -> Tensor:
             rows = ids[:, length:].tolist()  # several if answers are sampled
             return torch.tensor(list(map(self.stop_conditions.closes, rows)), device=ids.device)
 
-        # Transformers fills unset values from the model's own settings, which stay as they are for
-        # other threads: the copy shares all modules.
+        # Transformers fills unset values from `model.generation_config`. Replace it in a copy,
+        # which shares all modules, so that other threads do not see the change.
         model: Any = copy.copy(self.model)
         model.generation_config = config
         stops = StoppingCriteriaList([ended])

@@ -1,4 +1,4 @@
-"""Scored rows: files of JSON lines or Parquet, and tables of data engines."""
+"""Write scored rows: to files of JSON lines or Parquet, or into tables of data engines."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COPIED = {"prompt", "answer", "samples", "id", "correct"}
-"""Fields of a written row that an input may have, too."""
+"""Fields of a written row that an input row may have, too."""
 DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
 """Type of a field -> type of its column in a table; all other columns are texts."""
 
 
 def fields_of(kind: type) -> dict[str, str]:
-    """Fields that a written row has of its `Score` or `Decision` -> types of their columns."""
+    """Fields that a `Score` or `Decision` adds to a written row -> types of their columns."""
     kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
     types = {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
     return types | dict.fromkeys(("signals", "ids", "digest", "error"), "string")
@@ -36,18 +36,18 @@ def fields_of(kind: type) -> dict[str, str]:
 def check_out(
     rows: Sequence[Row], source: str | Path, out: str | Path, names: Collection[str]
 ) -> None:
-    """Raise ValueError unless results with these fields can be written beside a file's rows."""
+    """Raise ValueError unless rows with the result's fields `names` can be written to `out`."""
     if Path(out).suffix.lower() not in (*LINES, ".parquet"):
         raise ValueError(
-            f"expected a .jsonl or .parquet file for the results, got {out}: a table for people "
-            "is written by --sheet FILE.csv"
+            f"expected a .jsonl or .parquet file for the results, got {out}. For a CSV table to "
+            "label by hand, use --sheet FILE.csv"
         )
     if Path(out).resolve() == Path(source).resolve():
-        raise ValueError(f"cannot write {out}: it is the file of prompts")
+        raise ValueError(f"cannot write {out}: it is the file of prompts. Name another file")
     used = {name for row in rows for name in row.content}
     if clashing := sorted(used & {*names, "row"} - COPIED):
         raise ValueError(
-            f"{source}: expected no fields {clashing}, which the output uses: rename or remove them"
+            f"{source}: the fields {clashing} have names of output fields: rename or remove them"
         )
 
 
@@ -58,26 +58,25 @@ def score_file(
     *,
     seen: Callable[[Row, Outcome], None] | None = None,
 ) -> int:
-    """Score the rows of a file into another one. After a stop, the same call resumes.
+    """Score the rows of a file into another file. If it is interrupted, the same call resumes.
 
-    Each row has the input's fields, an empty `correct` for a label, and the result's fields or an
-    `error`. Each is written as soon as it is finished, so a stop loses none. Rows with a result
-    that OUT has already are kept, with their labels; failed ones are tried again.
+    An output row has the input's fields, an empty `correct` to be filled with a label, and the
+    result's fields or an `error`. It is written as soon as its row is finished. Rows that already
+    have a result in OUT are kept with their labels; rows that failed are tried again.
 
     Args:
         scorer: a `Scorer`, or a `Decider`.
         source: a file, or its rows.
-        out: a file of JSON lines (.jsonl) or .parquet, which is written at the end, from
-            OUT.partial.
-        seen: called with each row that was scored.
+        out: a .jsonl file, or a .parquet file, which is made at the end from OUT.partial.
+        seen: called with each row after it was scored.
 
     Returns:
         The number of rows that failed.
 
     Raises:
-        ValueError: `out` is of other rows, settings or model, has fields of the source, or is being
-            written.
-        OSError: `out` cannot be written; the rows before are in it.
+        ValueError: `out` holds other rows, or rows of other settings or another model; or a field
+            of the source has the name of an output field; or another process is writing `out`.
+        OSError: `out` cannot be written. It holds the rows that were finished before.
 
     Example:
         >>> _ = Path("rows.csv").write_text(f'prompt,answer\\n"{prompt}"," Edda Holm"\\n')
@@ -96,7 +95,7 @@ def score_file(
     check_out(rows, name, out, names)
     with locked(out):
         file = Output(Path(out))
-        done = _kept(file, name, rows, scorer)
+        done = _keep_scored(file, name, rows, scorer)
         left = [row for row in rows if row.number not in done]
         for row, outcome in zip(left, scorer.score_many(left), strict=True):
             failed += outcome.result is None
@@ -110,12 +109,12 @@ def score_file(
 def record_of(
     row: Row, outcome: Outcome, names: Iterable[str], fingerprints: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A written row: the input's fields, then those of the result, or the error.
+    """A row to be written: the input's fields, then those of the result, or the error.
 
     Args:
         names: fields of the result that are written.
-        fingerprints: hashes of model and tokenizer (`Scorer.known_fingerprints`), which are
-            written among the settings.
+        fingerprints: hashes of model and tokenizer (`Scorer.known_fingerprints`), written among
+            the settings.
     """
     record, result = {"row": row.number, "correct": None, **row.content}, outcome.result
     if result is None:
@@ -124,8 +123,8 @@ def record_of(
     return record | {name: content[name] for name in names if name in content}
 
 
-def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: ScoresRows) -> set[int]:
-    """Numbers of the rows that have a result in the file; written rows without one are removed."""
+def _keep_scored(file: "Output", source: str, rows: Sequence[Row], scorer: ScoresRows) -> set[int]:
+    """Remove rows without a result from the file, and return the numbers of the others."""
     contents, done = {row.number: row.content for row in rows}, set[int]()
 
     def kept(record: dict[str, Any]) -> bool:
@@ -140,7 +139,7 @@ def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: ScoresRows) 
         if not done and (others := scorer.differences(record)):
             raise ValueError(
                 f"{file.path}: it has rows of other settings or another model "
-                f"({'; '.join(others)}): name another file, or use the same"
+                f"({'; '.join(others)}): name another file, or use the same settings and model"
             )
         done.add(int(number))
         return True
@@ -150,7 +149,7 @@ def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: ScoresRows) 
 
 
 def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Whether a written row is of this row's prompt and answer."""
+    """Whether a written row was made from this input row's prompt and answer."""
     try:
         request = request_of(content)
     except ValueError:
@@ -163,10 +162,11 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
 
 
 class Output:
-    """A file of results, to which each finished row adds a line of JSON.
+    """A file of results. Each finished row adds one line of JSON.
 
-    A .jsonl file has the lines itself. The lines of a Parquet file are collected in FILE.partial,
-    from which it is made at the end. A row that is scored again is added at the end.
+    A .jsonl file consists of these lines. For a Parquet file, the lines are collected in
+    FILE.partial, from which it is made at the end. If a row is scored again, its new line is added
+    at the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -174,7 +174,7 @@ class Output:
         self.lines = path if path.suffix.lower() in LINES else partial_of(path)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The written rows. A last line that was cut is left out: its row is scored again."""
+        """The written rows, without an incomplete last line, whose row is scored again."""
         with self.lines.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
@@ -190,13 +190,13 @@ class Output:
                 yield record
 
     def keep(self, good: Callable[[dict[str, Any]], bool]) -> None:
-        """Remove all but the good rows of a file that exists, and a line that was cut."""
+        """Keep only the good rows of an existing file, and remove an incomplete last line."""
         written, partial = self.records(), Path(f"{self.lines}.kept")
-        if not self.lines.exists() and self.path.exists():  # a Parquet file that was finished
+        if not self.lines.exists() and self.path.exists():  # a finished Parquet file
             written = (row.content for row in read_table(self.path, ("row",)))
         elif not self.lines.exists():
             written = iter(())
-        with self._named():
+        with self._naming_file():
             try:
                 with partial.open("w", encoding="utf-8") as file:
                     file.writelines(
@@ -207,9 +207,9 @@ class Output:
                 partial.unlink(missing_ok=True)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add a row. If its line cannot be written whole, nothing of it remains."""
+        """Add a row. If its line cannot be written completely, it is removed again."""
         line, written = f"{to_json(record, str)}\n".encode(), 0
-        with self._named(), self.lines.open("ab", buffering=0) as file:
+        with self._naming_file(), self.lines.open("ab", buffering=0) as file:
             start = file.seek(0, 2)
             try:
                 while written < len(line):
@@ -219,15 +219,15 @@ class Output:
                     file.truncate(start)
 
     def finish(self) -> None:
-        """Make the Parquet file of the lines, if one is asked for."""
+        """Make the Parquet file from the lines, if `path` is one."""
         if self.lines != self.path:
-            with self._named():
+            with self._naming_file():
                 write_parquet(self.records, self.path)
             self.lines.unlink()
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Turn an error of writing into one that says where the finished rows are."""
+    def _naming_file(self) -> Iterator[None]:
+        """Turn a write error into one that names the file with the finished rows."""
         try:
             yield
         except OSError as error:
@@ -238,9 +238,10 @@ class Output:
 
 
 class BatchScorer:
-    """Scores batches of a data engine, as tables of pandas; for Ray Data's `map_batches`.
+    """Scores batches of a data engine as pandas tables, for example with Ray Data's `map_batches`.
 
-    `kind`: `Scorer` or `Decider`, which loads the model when this is created: in each actor.
+    `kind` is `Scorer` or `Decider`. The model is loaded when this object is created, so each actor
+    loads its own.
 
     Example:
         >>> import pandas as pd
@@ -254,22 +255,22 @@ class BatchScorer:
         self.scorer = kind(*args, **settings)
 
     def __call__(self, table: "pd.DataFrame") -> "pd.DataFrame":
-        """The table with the columns of the results, lists and objects as JSON, and `error`."""
+        """The table with the results' columns and `error`. Lists and objects become JSON."""
         import pandas as pd
 
         table, types = pd.DataFrame(table), fields_of(self.scorer.result_type)
-        del types["prompt"]  # that of the table stays
+        del types["prompt"]  # the table's own prompt stays
         if clashing := sorted({*types} & set(table.columns) - COPIED):
             raise ValueError(f"columns {clashing} would be overwritten by the scores: rename them")
         given = (dict(plain(cells)) for cells in table.to_dict("records"))
         rows = [Row(n, {str(k): v for k, v in row.items()}) for n, row in enumerate(given, 1)]
         scored = zip(rows, self.scorer.score_many(rows), strict=True)
-        records = [record_of(*found, types) for found in scored]
+        records = [record_of(*pair, types) for pair in scored]
 
         def cell(value: Any, failed: bool) -> Any:
             if isinstance(value, Mapping | list | tuple):
                 value = str(value) if failed else to_json(value, str)
-            if isinstance(value, str):  # pandas' texts hold no half of a surrogate pair
+            if isinstance(value, str):  # pandas' strings cannot hold a lone surrogate
                 return value.encode(errors="backslashreplace").decode()
             return value
 

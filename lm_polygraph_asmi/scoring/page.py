@@ -1,4 +1,4 @@
-"""The page of scores and decisions: self-contained, light and dark, readable without colour."""
+"""A self-contained HTML page of scores or decisions, light and dark, readable without colour."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -9,11 +9,11 @@ from jinja2 import Environment, Template
 from markupsafe import Markup
 
 FULL_SHADE = 0.1
-"""u in nats from which a token has the darkest shade; the same everywhere."""
+"""u (nats) from which a token has the darkest shade. It is the same on all pages."""
 SIGNS = {"\n": "⏎", "\t": "⇥"}
-"""How line breaks and tabs are shown; other unprintable characters as �."""
+"""Signs shown for line breaks and tabs. Other unprintable characters are shown as �."""
 JOINERS = "\u200c\u200d"
-"""Unprintable, but they join their neighbours into one grapheme: emoji, words in Persian."""
+"""Unprintable characters that join their neighbours into one grapheme, as in emoji or Persian."""
 
 
 def visible(text: str) -> str:
@@ -22,24 +22,24 @@ def visible(text: str) -> str:
 
 
 def _with_signs(text: str) -> str:
-    """`visible`, with each line break and tab kept behind its sign."""
+    """`visible`, but each line break and tab is kept after its sign."""
     return "".join(SIGNS[c] + c if c in SIGNS else visible(c) for c in text)
 
 
 class Card(NamedTuple):
-    """A score or a decision on a page."""
+    """One score or decision on a page."""
 
-    heading: str  # its name and number
+    heading: str  # method and score, or the decision
     prompt: Any  # text or messages
     text: str  # the answer
-    sentences: Sequence[str]  # what all cards of a page say is written once
-    short: str  # the number or the word for it in the list of several cards
-    rank: float  # key by which that list is sorted, the most uncertain first
-    score: Any  # the `Score` whose tokens are shaded and listed; None: the answer as plain text
+    sentences: Sequence[str]  # the explanation; sentences that all cards share are written once
+    short: str  # score or decision in the summary of several cards
+    rank: float  # sorts the summary: the most uncertain first
+    score: Any  # the `Score` whose tokens are shaded and listed; None: plain text
 
 
 def pieces(tokens: Sequence[Any]) -> list[list[Any]]:
-    """Tokens in groups: those that make up one character together are a group."""
+    """Group the tokens: tokens that together make up one character are one group."""
     joined: list[list[Any]] = [[]]
     for token in tokens:
         joined[-1].append(token)
@@ -50,22 +50,22 @@ def pieces(tokens: Sequence[Any]) -> list[list[Any]]:
 
 @cache
 def template(name: str = "scoring/page.html.jinja") -> Template:
-    """A template of the package, where everything is escaped."""
+    """A Jinja template of the package, which escapes all values."""
     source = files("lm_polygraph_asmi").joinpath(name).read_text("utf-8")
     names = {"full_shade": FULL_SHADE, "pieces": pieces, "visible": visible}
-    # Models write the answers: escape everything.
+    # Models write the answers, so every value is escaped.
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(source, globals=names | {"with_signs": _with_signs})
 
 
 def render_part(card: Card) -> str:
-    """HTML of one card, as part of a page, such as a notebook's output."""
+    """HTML of one card, to be shown inside another page, such as a notebook."""
     module: Any = template().make_module()
     return str(Markup(module.style()) + Markup(module.card(card, [], 0)))
 
 
 def render(cards: Sequence[Card], title: str) -> str:
-    """A self-contained HTML page; several cards have a summary on top."""
+    """A self-contained HTML page. If there are several cards, a summary comes first."""
     order = sorted(range(len(cards)), key=lambda number: cards[number].rank)
     first, *others = (card.sentences for card in cards)
     shared = [line for line in first if others and all(line in other for other in others)]

@@ -1,4 +1,4 @@
-"""What a score was made from: the digest of a written row, and what calibrations compare."""
+"""Records what a score was made from: digests of written rows, and what calibrations compare."""
 
 import hashlib
 import json
@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 4
-"""Part of every digest; increased when scores of the same answers change."""
+"""Version that is part of every digest. Increase it when the same answers get other scores."""
 COVERED = (
     "prompt", "answer", "settings", "model", "score", "msp", "signals", "ids", "counted",
     "scored_text", "content_end", "answered", "prompt_tokens",
 )  # fmt: skip
-"""Fields of a written row that belong together: what was scored, how, and what is read of it."""
+"""Fields of a written row that its digest covers: the scored answer, the settings, the results."""
 HASHES = ("weights", "tokenizer")
-"""Settings of a row that are hashes of the model's weights, and of its tokenizer."""
+"""Settings of a row that hold hashes: of the model's weights, and of its tokenizer."""
 NAMES = ("model", "revision")
-"""Where a model was loaded from, by which models are told apart that have no equal hashes."""
+"""Settings that name where a model was loaded from. Compared unless all hashes are equal."""
 
 
 def digest_of(row: Mapping[str, Any]) -> str:
-    """Hash (16 hexadecimal digits) of the fields `COVERED` of a row.
+    """Hash (16 hexadecimal digits) of a row's fields `COVERED`.
 
-    Numbers count to six digits, at most seven of them decimals, so that a file may pass through
-    other programs.
+    Floats are rounded to seven decimals and six significant digits, so that the digest does not
+    change if another program rewrites the file.
     """
     covered = _rounded([FORMAT, {name: row.get(name) for name in COVERED}])
     return short_hash(json.dumps(covered, sort_keys=True))
@@ -47,13 +47,13 @@ def _rounded(value: Any) -> Any:
 
 
 def names_that_count(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, ...]:
-    """Those of `NAMES` by which two models are told apart: none if their hashes are equal."""
+    """The fields of `NAMES` to compare: none if the hashes of both models are equal."""
     equal = all(there.get(name) and there[name] == here.get(name) for name in HASHES)
     return () if equal else NAMES
 
 
 def prompt_format(prompt: Any) -> dict[str, str]:
-    """Whether a prompt is text or a chat, and a hash of a chat's system messages."""
+    """The form of a prompt: text or chat, and for a chat a hash of its system messages."""
     if isinstance(prompt, str):
         return {"prompt_format": "text"}
     system = [message.get("content") for message in prompt if message.get("role") == "system"]
@@ -61,14 +61,14 @@ def prompt_format(prompt: Any) -> dict[str, str]:
 
 
 def answer_end(ended: bool, tokens: int, limit: int | None) -> str:
-    """How an answer of so many tokens ends: calibrations on complete answers cover no others."""
+    """How an answer ended. A calibration on complete answers does not cover others."""
     if ended:
         return "complete"
     return f"cut off after {limit} tokens" if tokens == limit else "without an end"
 
 
 def loadable(model: str) -> str:
-    """The name that loads a recorded model: the demo's model is recorded by its folder."""
+    """The name that loads a recorded model. The demo's model is recorded by its folder's path."""
     from lm_polygraph_asmi.host.loading import SMOLLM2
     from lm_polygraph_asmi.host.smollm2 import smollm2_source
 

@@ -1,4 +1,4 @@
-"""What scoring returns: an answer with its numbers, its tokens, and sentences that explain them."""
+"""Results of scoring: an answer with its scores, its tokens, and sentences that explain them."""
 
 import json
 import math
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 BARS = " ▁▂▃▄▅▆▇█"
 BOUNDARY = (
-    "The score is meant only for answers from the given context. For closed-book questions, try "
-    "MSP."
+    "The score is meant only for answers that a given context determines. For closed-book "
+    "questions, try MSP."
 )
 NO_SCALE = (
     "Scores have no common scale. A calibration, from labelled answers of this model to similar "
@@ -36,8 +36,8 @@ NO_SCALE = (
     "comparison was inconclusive."
 )
 CAPTION = (
-    "Most fragile tokens. Chosen by: masks under which the token is the most likely one; "
-    "alternative: the most frequent other."
+    "The most fragile tokens. Chosen by: share of masks under which the token is the most likely "
+    "one; alternative: the most frequent other choice, with its share."
 )
 
 
@@ -51,7 +51,7 @@ class Token:
         (True, 0, True)
     """
 
-    text: str  # scored_text[start:end]; empty if its character ends in a later token
+    text: str  # scored_text[start:end]; empty if a later token completes its character
     start: int
     end: int
     id: int
@@ -60,13 +60,13 @@ class Token:
     u: float  # MI_t times the method's discount, nats; higher = more fragile
     entropy: float  # of the unmasked model's next-token distribution, nats
     log_likelihood: float  # under the unmasked model, nats, at most 0
-    vote: float  # share of masks under which it is the most likely token
-    alternative: str | None  # the subnetworks' most frequent other choice
-    alternative_share: float  # share of masks that choose it
+    vote: float  # share of masks under which this token is the most likely one
+    alternative: str | None  # the other token that is most often the most likely one
+    alternative_share: float  # share of masks under which the alternative is the most likely one
 
     @property
     def shade(self) -> float:
-        """Square root of u / 0.1 nats, at most 1: the darkest shade is 1."""
+        """Darkness in [0, 1]: the square root of u / (0.1 nats), at most 1."""
         return min(1.0, math.sqrt(max(0.0, self.u) / FULL_SHADE))
 
     @property
@@ -82,13 +82,13 @@ def tokens_of(
     gate: float,
     tokenizer: Any,
 ) -> list[Token]:
-    """The tokens of an answer, from the engine's statistics.
+    """The tokens of an answer, built from the engine's statistics.
 
     Args:
         answer: the scored text.
         offsets: the characters (start, end) of each token in it.
         gate: alpha, the weight of the semantic discount (`core.scores.discount`).
-        tokenizer: writes the subnetworks' other choices.
+        tokenizer: decodes the alternatives.
     """
     ids = stats.tokens.tolist()
     numbers = zip(
@@ -121,24 +121,24 @@ def tokens_of(
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredAnswer:
-    """What is known of every answer that was scored."""
+    """An answer that was scored, without its numbers."""
 
     prompt: str | list[dict[str, Any]]
-    answer: str | list[int]  # as passed; or the model's own, without the tokens that end it
-    scored_text: str  # all scored tokens as text; their offsets refer to it
-    ids: tuple[int, ...]  # token ids, the end included
-    counted: int  # number of tokens, from the first, that the score is computed from
-    settings: dict[str, Any]  # of `config`, with derived ones; no `stop` of token ids
-    model: str  # its name, or empty
+    answer: str | list[int]  # as passed; the model's own is without the tokens that end it
+    scored_text: str  # all scored tokens as text; token offsets refer to it
+    ids: tuple[int, ...]  # token ids, with those that end the answer
+    counted: int  # the score is computed from this many tokens, from the first
+    settings: dict[str, Any]  # of `config`, with derived ones; without `stop` for given token ids
+    model: str  # the model's name; may be empty
     warnings: tuple[str, ...]  # problems with prompt, answer or tokenizer
-    content_end: int  # characters of `scored_text` before what ends the answer
-    ending: str  # such as "</s>"; empty if the answer was cut off
+    content_end: int  # number of characters of `scored_text` before the ending
+    ending: str  # text that ends the answer, such as "</s>"; empty if the answer was cut off
     answered: bool  # False if the answer is empty or blank
     prompt_tokens: int
 
     @property
     def compared_settings(self) -> dict[str, Any]:
-        """What answers must share to be compared: settings, model, forms of prompt and answer."""
+        """What answers must share to be comparable: settings, model, forms of prompt and answer."""
         settings = dict(self.settings)
         described = prompt_format(self.prompt) | {"model": self.model}
         if settings.get("closing_token", True):
@@ -147,7 +147,7 @@ class ScoredAnswer:
                 len(self.ids),
                 settings.get("max_new_tokens"),
             )
-        # Questions have documents of their own. Tools and other variables are part of the form.
+        # Documents differ between questions. Tools and other variables belong to the prompt's form.
         template = settings.pop("template", {})
         if beside := {name: value for name, value in template.items() if name != "documents"}:
             described["template"] = short_hash(json.dumps(beside, default=str))
@@ -156,7 +156,7 @@ class ScoredAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskedAnswer(ScoredAnswer):
-    """An answer without its masked passes: what `Scorer.read` returns, or what a row records.
+    """An answer read without masked passes: from `Scorer.read`, or from a row of a file.
 
     Example:
         >>> answer = scorer.read(prompt, " Edda Holm")
@@ -164,15 +164,15 @@ class UnmaskedAnswer(ScoredAnswer):
         (True, ['entropy', 'msp', 'perplexity'])
     """
 
-    signals: dict[str, float]  # as `Score.signals`; from `Scorer.read`, those without masks
-    # What a learned score reads, group -> (width,); empty if states were not read.
+    signals: dict[str, float]  # as `Score.signals`; `Scorer.read` gives those that need no masks
+    # Inputs of a learned score: group -> array (width,). Empty if hidden states were not read.
     features: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> "UnmaskedAnswer | None":
-        """The answer of a row that `score_file` wrote, with all its signals.
+        """The answer in a row that `score_file` wrote, with all its signals.
 
-        None: the row was changed since, or is of another kind.
+        None: the row was changed since it was written, or is not a scored row.
         """
         names = {each.name for each in fields(cls)} - {"features"}
         if not names <= row.keys() or row.get("digest") != digest_of(row):
@@ -182,9 +182,9 @@ class UnmaskedAnswer(ScoredAnswer):
 
     @classmethod
     def of_table(cls, row: Mapping[str, Any], signals: dict[str, float]) -> "UnmaskedAnswer":
-        """The answer of a row of any table, with signals from elsewhere.
+        """The answer in a row of any other table, with signals computed elsewhere.
 
-        Its model, its tokens and what ended it are unknown.
+        Its model, its tokens, and how it ended are unknown.
         """
         answer = row.get("answer")
         text = text_of(answer)
@@ -226,7 +226,7 @@ class Score(ScoredAnswer):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Score":
-        """Read what `to_dict` returned, or a row of `score_file`; ValueError: another mapping."""
+        """Read what `to_dict` returned, or a row of `score_file`. Raises ValueError otherwise."""
         names = {field.name for field in fields(cls)}
         try:
             values = {name: value for name, value in content.items() if name in names}
@@ -235,8 +235,9 @@ class Score(ScoredAnswer):
             return cls(**values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
-                f"expected what Score.to_dict returns, or a row of `polygraph_asmi score --out "
-                f"FILE`; got {error!r}"
+                "expected what Score.to_dict returns, or a row of `polygraph_asmi score --out "
+                "FILE`; "
+                f"got {error!r}"
             ) from error
 
     def __format__(self, spec: str) -> str:
@@ -249,23 +250,23 @@ class Score(ScoredAnswer):
         return f"Score({self.label} {self.score:.4f} nats, answer={self.answer!r})"
 
     def __str__(self) -> str:
-        """The explanation, a line for each sentence."""
+        """The explanation, one sentence per line."""
         return "\n".join(self.explanation)
 
     @property
     def config(self) -> ASMIConfig:
-        """The settings in force; `num_samples` is the default, even if samples were passed."""
+        """The settings used, but `num_samples` is the default even if samples were passed."""
         return ASMIConfig.from_dict(self.settings | {"num_samples": ASMIConfig.num_samples})
 
     @property
     def label(self) -> str:
-        """The method's name, such as "Sem-ASMI", with the aggregation if it is not the paper's."""
+        """The method's name, such as "Sem-ASMI", with any aggregation other than the paper's."""
         symbol, other = self.config.symbol, self.config.describe("aggregation")
         return f"{symbol} ({', '.join(other)})" if other else symbol
 
     @property
     def highest(self) -> float:
-        """Upper bound of the score: ln S, nats; for a sum, times the counted tokens."""
+        """Upper bound of the score in nats: ln S, or for a sum, ln S times the counted tokens."""
         summed = self.counted if self.config.aggregation == "sum" else 1
         return math.log(self.settings["num_masks"]) * summed
 
@@ -273,8 +274,8 @@ class Score(ScoredAnswer):
     def signals(self) -> dict[str, float]:
         """Uncertainty signals of this answer, nats; higher = more uncertain.
 
-        Over the counted tokens: "asmi" and "sem" aggregated as the score; others as of
-        `unmasked_signals`.
+        They are computed from the counted tokens. "asmi" and "sem" are aggregated as the score is;
+        for the others, see `unmasked_signals`.
         """
         tokens = self.tokens[: self.counted]
         signals = {
@@ -288,7 +289,7 @@ class Score(ScoredAnswer):
 
     @property
     def explanation(self) -> list[str]:
-        """How to read the score, in sentences; the last is its limit."""
+        """Sentences on how to read the score; the last says what the score is not meant for."""
         aggregated = {"max": "maximum"}.get(self.config.aggregation, self.config.aggregation)
         free = ", ".join(
             f"{signal.title} {self.signals[name]:.4g}"
@@ -302,12 +303,12 @@ class Score(ScoredAnswer):
         ]
         if not self.answered:
             lines.append(
-                "The model's answer is empty: the number is the score of the token that ends it."
+                "The model's answer is empty, so the score is that of the token that ends it."
             )
         return [*lines, *self.warnings, NO_SCALE, BOUNDARY]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields and derived values as plain values, for JSON."""
+        """All fields and derived values as plain values for JSON."""
         content = asdict(self) | {"signals": self.signals, "ids": list(self.ids)}
         return content | {
             "digest": digest_of(content),
@@ -317,18 +318,18 @@ class Score(ScoredAnswer):
         }
 
     def to_df(self) -> "pd.DataFrame":
-        """One row per token; columns: the attributes of `Token`."""
+        """A table with one row per token, and the attributes of `Token` as columns."""
         import pandas as pd
 
         return pd.DataFrame([asdict(token) for token in self.tokens])
 
     def to_html(self, title: str = "Fragility of an answer") -> str:
-        """A self-contained HTML page: tokens shaded by fragility, with the subnetworks' choices."""
+        """A self-contained HTML page: tokens are shaded by fragility, and alternatives listed."""
         return render([self.card], title)
 
     @property
     def card(self) -> Card:
-        """The score on a page."""
+        """The score as a card of a page."""
         return Card(
             heading=f"{self.label} {self.score:.4f} nats",
             prompt=self.prompt,
@@ -343,7 +344,7 @@ class Score(ScoredAnswer):
         return render_part(self.card)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Texts and a table; no character of the answer controls the terminal."""
+        """The texts and a table. The answer's characters cannot control the terminal."""
         yield Text(visible(self.scored_text))
         yield from map(Text, self.explanation)
         yield Text(CAPTION, style="dim")

@@ -1,4 +1,4 @@
-"""Rows of prompts and answers: read from a file, and scored one after the other."""
+"""Read rows of prompts and answers from a file, and score them one after the other."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,10 +12,10 @@ from lm_polygraph_asmi.tables import LINES, SEPARATORS, TABLES, Row, read_table,
 from lm_polygraph_asmi.validation import check_one_of
 
 ROW_ERRORS = (ValueError, FloatingPointError)
-"""Errors that concern one row: its content, or its numbers. Any other ends the scoring of rows."""
+"""Errors caused by one row's content or numbers. Any other error ends the scoring of all rows."""
 _JSON_ROW = r"""[\[{].*["'](prompt|messages)["']\s*:"""
 TEXTS = ("", ".txt", ".md", ".prompt")
-"""Suffixes of files whose text is one prompt."""
+"""Suffixes of files whose whole text is one prompt."""
 
 
 class Outcome(NamedTuple):
@@ -28,14 +28,14 @@ class Outcome(NamedTuple):
     """
 
     index: int  # type: ignore[assignment]  # position among the rows, from 0; hides tuple.index
-    id: Any  # the row's; None without
-    result: Any  # a `Score`, or of a `Decider` a `Decision`; None if the row failed
-    error: str | None  # why it failed
+    id: Any  # the row's id; None if it has none
+    result: Any  # a `Score` from a `Scorer`, a `Decision` from a `Decider`; None if the row failed
+    error: str | None  # why the row failed
 
 
 @runtime_checkable
 class ScoresRows(Protocol):
-    """What scores rows: a `Scorer`, or a `Decider`."""
+    """An object that scores rows: a `Scorer` or a `Decider`."""
 
     result_type: ClassVar[type]
 
@@ -43,19 +43,19 @@ class ScoresRows(Protocol):
         """An outcome for each row, in order."""
 
     def known_fingerprints(self) -> dict[str, str]:
-        """Hashes of model and tokenizer, or nothing for a model that cannot be identified."""
+        """Hashes of model and tokenizer; empty for a model that cannot be identified."""
 
     def differences(self, row: Mapping[str, Any]) -> list[str]:
-        """How a written row was made otherwise than this would make it, in words."""
+        """How a written row ("there") differs from what this object would write ("here")."""
 
 
 def outcomes(
     run: Callable[..., Any], rows: Iterable[Any], on_error: str, id_field: str
 ) -> Iterator[Outcome]:
-    """Outcomes of rows as they arrive; arguments as of `Scorer.score_many`.
+    """Score rows as they arrive. For the arguments, see `Scorer.score_many`.
 
     Args:
-        run: scores a request, whose parts are its arguments.
+        run: scores one request; its keyword arguments are the parts of the request.
     """
     check_one_of("on_error", on_error, ("return", "raise"))
     for index, row in enumerate(rows):
@@ -63,7 +63,7 @@ def outcomes(
         row_id = content.get(id_field) if isinstance(content, Mapping) else None
         result = None
         try:
-            if error is not None:  # the row of a file that could not be read
+            if error is not None:  # this row of a file could not be read
                 raise ValueError(error)
             result = run(**parse_row(content))
         except ROW_ERRORS as failure:
@@ -74,12 +74,12 @@ def outcomes(
 
 
 def request_of(content: Mapping[str, Any]) -> Request:
-    """The request of a row; ValueError as of `parse_row` and `parse_request`."""
+    """The request that a row describes. Raises ValueError as `parse_row` and `parse_request` do."""
     return parse_request(**parse_row(content))
 
 
 def checked(row: Row) -> Row:
-    """The row, with an error if no model can score it."""
+    """The row; with an error added if no model could score it."""
     if row.error is None:
         try:
             request_of(row.content)
@@ -89,17 +89,16 @@ def checked(row: Row) -> Row:
 
 
 def in_chat(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's content with a text prompt as chat messages."""
+    """A row's content, with a prompt that is text turned into chat messages."""
     prompt = content.get("prompt")
     return {**content, "prompt": as_chat(prompt)} if isinstance(prompt, str) else dict(content)
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:
-    """Rows of JSON lines, CSV or Parquet (`read_table`), or the text of a file as one prompt.
+    """Rows of JSON lines, CSV or Parquet (`read_table`), or the whole text of a file as one prompt.
 
-    A text file's final line break and byte order mark are removed. Raises ValueError: a file of
-    another suffix, text that is not UTF-8, a sheet of labels, or a file whose name hides what it
-    holds, such as rows in .txt.
+    A text file's final line break and byte order mark are removed. Raises ValueError: the suffix is
+    unknown; the text is not UTF-8; the file is a sheet of labels; or a text file holds rows.
     """
     suffix = Path(path).suffix.lower()
     if suffix in (*LINES, *TABLES):
@@ -120,14 +119,15 @@ def read_rows(path: str | Path) -> Iterator[Row]:
         raise ValueError(f"{path}: expected a prompt, got an empty file")
     if _holds_rows(text):
         raise ValueError(
-            f"{path}: the file holds rows: name it .csv, or write one JSON object per line, to "
-            '.jsonl. If all of it is one prompt, write it as a line {"prompt": "..."} to .jsonl'
+            f"{path}: expected the text of one prompt, but the file holds rows. Name it .csv, or "
+            "write one JSON object per line to a .jsonl file. If all of it is one prompt, write "
+            'it as a line {"prompt": "..."} to a .jsonl file'
         )
     yield Row(1, {"prompt": re.sub("\r\n?", "\n", text).removesuffix("\n")})
 
 
 def _holds_rows(text: str) -> bool:
-    """Whether a text has a line of JSON with a prompt, or the header of a table with one."""
+    """Whether a text holds a line of JSON with a prompt, or a table header with a prompt column."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if re.match(rf"(?s)\s*{_JSON_ROW}", text) or any(re.match(_JSON_ROW, line) for line in lines):
         return True
@@ -136,6 +136,6 @@ def _holds_rows(text: str) -> bool:
     for line, separator in product(lines[:-1], (*SEPARATORS, "|")):
         names = [name.strip(" \"'").lower() for name in line.split(separator)]
         words = len(names) > 1 and all(re.fullmatch(r"\w+", name) for name in names)
-        if words and {"prompt", "messages"} & {*names}:  # in prose, several words
+        if words and {"prompt", "messages"} & {*names}:  # not prose, which has spaces
             return True
     return False

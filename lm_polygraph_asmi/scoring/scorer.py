@@ -1,4 +1,4 @@
-"""`Scorer`: a model prepared to score many answers; `score`: one call for one."""
+"""`Scorer` prepares a model once and scores many answers; `score` does both for one answer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -58,9 +58,9 @@ FEW_SAMPLES = "Fewer than two sampled answers are non-empty: no semantic discoun
 class Scorer:
     """A model prepared to score many answers.
 
-    Arguments and errors are those of `score`; `gguf_file`, `dtype` and `device_map` are for a model
-    that is loaded by its name. The self-check, of masked passes against full forward passes, runs
-    once.
+    Arguments and errors are those of `score`. `gguf_file`, `dtype` and `device_map` apply only to a
+    model that is loaded by its name. The self-check, which compares masked passes with full forward
+    passes, runs once.
 
     Example:
         >>> scorer = Scorer("smollm2", scope="response")
@@ -82,15 +82,15 @@ class Scorer:
         device_map: str | None = None,
         **settings: Any,
     ) -> None:
-        self.config = (config or ASMIConfig()).replace(**settings)  # before a model is loaded
+        self.config = (config or ASMIConfig()).replace(**settings)  # fails before a model is loaded
         if isinstance(model, str | Path):
             if tokenizer is not None:
                 raise ValueError("a model name loads its tokenizer: leave `tokenizer` out")
             model, tokenizer = load_named(str(model), gguf_file, dtype, device_map)
         elif (gguf_file, dtype, device_map) != (None, "auto", None):
             raise ValueError(
-                "gguf_file, dtype and device_map load a model by its name, got a loaded "
-                f"{type(model).__name__}: leave them out"
+                "gguf_file, dtype and device_map apply only to a model that is loaded by its name. "
+                f"Got a loaded {type(model).__name__}: leave them out"
             )
         self._instruct = False
         if is_host_model(model):
@@ -125,10 +125,10 @@ class Scorer:
         request, config = parse_request(prompt, answer, samples, **template), self.config
         # One session, in which the model's state is read once.
         with scoring_session(self.model), unchanged(self.tokenizer):
-            request, prompt_ids, answers = self._given(request)
+            request, prompt_ids, answers = self._prepare(request)
             (stats,) = self._engine.score(self.model, prompt_ids, *answers)
-            request, alpha, diversity = self._alpha(request, prompt_ids)
-            scored, offsets = self._answer(
+            request, alpha, diversity = self._discount_of(request, prompt_ids)
+            scored, offsets = self._scored_answer(
                 request, prompt_ids, stats.tokens.tolist(), stats.likeliest
             )
             tokens = tokens_of(stats, scored.scored_text, offsets, alpha, self.tokenizer)
@@ -146,13 +146,14 @@ class Scorer:
     def score_many(
         self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
     ) -> Iterator[Outcome]:
-        """An `Outcome` for each row as it arrives; none is stored.
+        """Score rows as they arrive, and yield an `Outcome` for each. None is kept in memory.
 
         Args:
-            rows: each a text; a mapping with `prompt`, and optionally `answer` and `samples`; or a
-                `Row` of a file.
-            on_error: "return" an outcome with the error of a bad row, or "raise" it.
-            id_field: name of the field that is the row's id.
+            rows: each row is a text; a mapping with `prompt`, and optionally `answer` and
+                `samples`; or a `Row` of a file.
+            on_error: with "return", a row that cannot be scored yields an outcome with its error;
+                with "raise", the error is raised.
+            id_field: name of the field that holds a row's id.
 
         Example:
             >>> rows = [{"id": "q1", "prompt": prompt, "answer": " Edda Holm"}, {"id": "q2"}]
@@ -170,12 +171,12 @@ class Scorer:
         states: bool = False,
         **template: Any,
     ) -> UnmaskedAnswer:
-        """Read an answer with the unmasked model alone, at the cost of one pass.
+        """Read an answer with the unmasked model only, which costs one forward pass.
 
         Other arguments and errors are those of `score`.
 
         Args:
-            states: whether the result has `features`, too, which are made of hidden states.
+            states: whether to fill `features`, too, for which the hidden states must be read.
 
         Example:
             >>> scorer.read(prompt, " Edda Holm").answered
@@ -184,10 +185,10 @@ class Scorer:
         request = parse_request(prompt, answer, **template)
         # One session, in which the model's state is read once.
         with scoring_session(self.model), unchanged(self.tokenizer):
-            request, prompt_ids, answers = self._given(request)
+            request, prompt_ids, answers = self._prepare(request)
             stats = self._engine.read(self.model, prompt_ids, *answers)
             ids, likeliest = stats.pop("tokens").tolist(), stats.pop("likeliest")
-            read, _ = self._answer(request, prompt_ids, ids, likeliest)
+            read, _ = self._scored_answer(request, prompt_ids, ids, likeliest)
         tokens = {name: values[: read.counted] for name, values in stats.items()}
         hidden, features = tokens.pop("hidden"), {}
         if states:
@@ -200,10 +201,11 @@ class Scorer:
         return UnmaskedAnswer(signals=signals, features=features, **vars(read))
 
     def fingerprints(self) -> dict[str, str]:
-        """Hashes of the weights, and of the tokenizer with chat template and end tokens.
+        """Hashes of the weights, and of the tokenizer with its chat template and end tokens.
 
-        The first call reads all weights; a later one, only after they have changed. Raises
-        ValueError: the model has hooks of other programs, which cannot be hashed.
+        The first call reads all weights. Later calls read them again only if they have changed.
+        Raises ValueError: the model has forward hooks or a replaced forward method, so its weights
+        alone do not determine its outputs.
         """
         weights = model_key(self.model)["revision"]
         if weights is None:
@@ -220,13 +222,13 @@ class Scorer:
         }
 
     def known_fingerprints(self) -> dict[str, str]:
-        """`fingerprints`, or nothing for a model that cannot be identified."""
+        """`fingerprints`, or an empty dictionary for a model that cannot be identified."""
         with suppress(ValueError, TypeError):
             return self.fingerprints()
         return {}
 
     def differences(self, row: Mapping[str, Any]) -> list[str]:
-        """How model and settings differ from those of a row that `score_file` wrote, in words."""
+        """How a row that `score_file` wrote ("there") differs from this scorer ("here")."""
         if self._instruct and isinstance(row["prompt"], str):
             return ["the prompt is a text there, a chat here"]
         settings = self._settings(Request("")) | self.known_fingerprints()
@@ -243,14 +245,14 @@ class Scorer:
             if value != here.get(name)
         ]
 
-    def _given(self, request: Request) -> tuple[Request, Int[Tensor, " P"], list[list[int]]]:
-        """The request with notes on its texts, the prompt's token ids, and those of the answer.
+    def _prepare(self, request: Request) -> tuple[Request, Int[Tensor, " P"], list[list[int]]]:
+        """Prepare a request: add its warnings, and find the token ids of prompt and answer.
 
-        An answer's text has several: with each end that it may have. Without an answer, the model
-        generates one.
+        An answer that is text has several lists of token ids, one for each way in which it may end
+        (`possible_answers`). If there is no answer, the model generates one.
         """
         conditions, tokenizer = self._conditions, unshared(self.tokenizer)
-        if self._instruct and isinstance(request.prompt, str):  # as LM-Polygraph
+        if self._instruct and isinstance(request.prompt, str):  # as LM-Polygraph does
             request = request._replace(prompt=as_chat(request.prompt))
         prompt, answer = request.prompt, request.answer
         written = rendered(tokenizer, prompt, request.template)
@@ -271,27 +273,28 @@ class Scorer:
             answers = [list(answer)]
         if not answers[0]:
             raise ValueError(
-                "the answer is empty, and no end is known: expected a token, or `stop`"
+                "the answer is empty, and the model has no end token to score: pass an answer, "
+                "or set `stop`"
             )
         return request._replace(notes=tuple(notes)), prompt_ids, answers
 
-    def _answer(
+    def _scored_answer(
         self,
         request: Request,
         prompt_ids: Int[Tensor, " P"],
         ids: Sequence[int],
         likeliest: Int[np.ndarray, " T"] | None,
     ) -> tuple[ScoredAnswer, list[tuple[int, int]]]:
-        """The answer of the tokens `ids`, and the characters (start, end) of each in its text.
+        """The scored answer with the tokens `ids`, and the characters (start, end) of each token.
 
-        `likeliest`: the model's most likely tokens; None: unknown.
+        `likeliest`: the model's most likely token at each position; None if unknown.
         """
         prompt, answer, before = request.prompt, request.answer, prompt_ids.tolist()
         text, offsets = spans(self.tokenizer, before, ids)
         content = self._conditions.without(text, offsets, ids)
         notes = [*request.notes, *answer_warnings(self._conditions, request, before, ids, text)]
         if isinstance(answer, str) and likeliest is not None:
-            notes += self._written_otherwise(prompt_ids, ids, likeliest.tolist(), content)
+            notes += self._warn_of_other_tokens(prompt_ids, ids, likeliest.tolist(), content)
         if answer is None:
             answer = content
         scored = ScoredAnswer(
@@ -310,46 +313,47 @@ class Scorer:
         )
         return scored, offsets
 
-    def _written_otherwise(
+    def _warn_of_other_tokens(
         self, prompt_ids: Tensor, ids: Sequence[int], likeliest: Sequence[int], content: str
     ) -> list[str]:
-        """A warning if the model itself would write this answer, but in other tokens.
+        """Warn if the model itself would write the same answer in other tokens, with another score.
 
-        As the model writes it, the answer has another score. At the first place where the model's
-        most likely token is not the scored one, that token must begin the rest of the text, or end
-        it; else the model writes another text. From there on the model writes its own answer, whose
-        text is compared.
+        At the first position where the model's most likely token is not the scored one, the model
+        leaves the scored tokens. Its token there must be the beginning of the remaining text, or of
+        an end after it; otherwise the model writes another text. If it fits, the model continues
+        greedily from there, and the two texts are compared.
         """
         differ = (n for n, pair in enumerate(zip(ids, likeliest, strict=True)) if len({*pair}) > 1)
-        at = next(differ, len(ids))
-        if at == len(ids):
+        first = next(differ, len(ids))
+        if first == len(ids):
             return []
-        conditions, before, start = self._conditions, prompt_ids.tolist(), list(ids[:at])
-        begun = decoded(self.tokenizer, before, [*start, likeliest[at]])[1].rstrip(UNFINISHED)
-        beyond = begun.removeprefix(content)  # the beginning of an end, or more text
-        ends = conditions.closes([*start, likeliest[at]]) or any(
+        conditions, before, start = self._conditions, prompt_ids.tolist(), list(ids[:first])
+        begins = decoded(self.tokenizer, before, [*start, likeliest[first]])[1].rstrip(UNFINISHED)
+        beyond = begins.removeprefix(content)  # the beginning of a stop string, or more text
+        ends = conditions.closes([*start, likeliest[first]]) or any(
             stop.startswith(beyond) for stop in conditions.stop_strings
         )
-        if not (content.startswith(begun) or (begun.startswith(content) and ends)):
+        if not (content.startswith(begins) or (begins.startswith(content) and ends)):
             return []
-        # At most a token for each byte that is left, and an end.
-        left = len(content.encode()) - len(decoded(self.tokenizer, before, start)[1].encode())
-        most = left + max((len(stop.encode()) for stop in conditions.stop_strings), default=0) + 1
-        limit = max(1, min(most, self.config.max_new_tokens - at))
+        # At most one token for each remaining byte, and one for the end.
+        bytes_left = len(content.encode()) - len(decoded(self.tokenizer, before, start)[1].encode())
+        longest_stop = max((len(stop.encode()) for stop in conditions.stop_strings), default=0)
+        limit = max(1, min(bytes_left + longest_stop + 1, self.config.max_new_tokens - first))
         more = self._generation.greedy(torch.cat([prompt_ids, prompt_ids.new_tensor(start)]), limit)
-        own = conditions.response([*start, *more], batch_size=2)  # a stop may begin before
-        text, offsets = spans(self.tokenizer, before, own)
-        if conditions.without(text, offsets, own) != content:
+        # A stop string may begin in `start`, so look for the end in all tokens.
+        generated = conditions.response([*start, *more], batch_size=2)
+        text, offsets = spans(self.tokenizer, before, generated)
+        if conditions.without(text, offsets, generated) != content:
             return []
-        mine, theirs = (self.tokenizer.decode([tokens[at]]) for tokens in (own, ids))
+        written, given = (self.tokenizer.decode([tokens[first]]) for tokens in (generated, ids))
         return [
-            f"The model itself writes this answer in other tokens: {mine!r} where the tokenizer "
-            f"has {theirs!r}, at character {offsets[at][0]}. The score is of the tokenizer's: pass "
-            "the token ids that the model wrote to score those."
+            f"The model itself writes this answer in other tokens: {written!r} where the tokenizer "
+            f"writes {given!r}, at character {offsets[first][0]}. The score is that of the "
+            "tokenizer's tokens. To score the model's own, pass the token ids that it generated."
         ]
 
     def _settings(self, request: Request) -> dict[str, Any]:
-        """The settings that a scored answer records: those in force, with values of the model."""
+        """The settings that a scored answer records, with values derived from the model."""
         answer, samples = request.answer, request.samples
         settings = self._engine.settings(self.model).to_dict() | self.config.besides_masks()
         settings["stop"] = list(self.config.stop or ())
@@ -364,11 +368,14 @@ class Scorer:
             settings |= {"samples": "passed", "num_samples": len(samples or ())}
         return settings
 
-    def _alpha(
+    def _discount_of(
         self, request: Request, prompt_ids: Int[Tensor, " P"]
     ) -> tuple[Request, float, float | None]:
-        """The weight of the semantic discount, alpha (0 for ASMI, 1 for Sem-ASMI); div(x), of
-        Adapt-ASMI alone; and the request, with a note if there are too few samples."""
+        """The request, alpha and div(x).
+
+        Alpha is the weight of the semantic discount: 0 for ASMI, 1 for Sem-ASMI. div(x) is None
+        unless the method is Adapt-ASMI. If there are too few samples, the request gets a warning.
+        """
         config, samples = self.config, request.samples
         if config.method != "adapt":
             return request, discount(config), None
@@ -409,22 +416,23 @@ def score(
 ) -> Score:
     """Score how fragile an answer is under random attention-head masking.
 
-    A benchmark run with the same token ids and settings gives the same score. Many rows:
-    `Scorer.score_many`, `score_file`.
+    A benchmark run with the same token ids and settings gives the same score. To score many rows,
+    use `Scorer.score_many` or `score_file`.
 
     Args:
         model: decoder-only transformers model, LM-Polygraph `WhiteboxModel`, or a local path, hub
             ID or "smollm2" (loaded on CPU). Its state is restored.
-        prompt: a text, or chat messages for the chat template; the assistant's last is the answer.
-        answer: text with its leading space, to which the most probable of the end tokens and stop
-            strings is added; or token ids, scored unchanged. None: the model's greedy answer.
-        tokenizer: required with a transformers model; not allowed with a name.
+        prompt: a text, or chat messages for the chat template. If the last message is the
+            assistant's, it is the answer.
+        answer: a text with its leading space, or token ids. To a text, the most probable of the end
+            tokens and stop strings is added; token ids are scored unchanged. None: the model's
+            greedy answer.
+        tokenizer: required with a transformers model; not allowed with a model's name.
         config: the settings.
-        **settings: fields of `ASMIConfig`, which override `config`; arguments of `Scorer`; and
-            what the chat template gets beside messages (`tools`, `documents`,
-            `chat_template_kwargs`).
-        samples: method "adapt" only: sampled answers. None: drawn as a benchmark run at
-            temperature 0.5 draws them, which depends only on the prompt and `seed`.
+        **settings: fields of `ASMIConfig`, which override `config`; other arguments of `Scorer`;
+            and variables of the chat template (`tools`, `documents`, `chat_template_kwargs`).
+        samples: sampled answers, for method "adapt" only. None: they are drawn as in a benchmark
+            run at temperature 0.5, and depend only on the prompt and `seed`.
 
     Source: the paper's Sem-ASMI by default; `method` selects ASMI or Adapt-ASMI.
 

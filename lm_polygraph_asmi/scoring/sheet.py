@@ -1,8 +1,9 @@
-"""Sheets of labels: what a person needs to label answers, in a CSV that any spreadsheet opens.
+"""Sheets of labels: CSV files in which people label answers with any spreadsheet program.
 
-A sheet is joined to its scores by `key` alone, whose letters no spreadsheet changes. Prompts,
-answers and signals in it are for people, and a spreadsheet may change them. Only one thing is
-checked: a key beside the prompt and the answer of another key has been moved by a person.
+A sheet is joined to its scores by the column `key` alone, which consists of letters that no
+spreadsheet changes. Prompts, answers and signals are there for people to read, and a spreadsheet
+may change them. One mistake is detected: if a key stands beside the prompt and answer of another
+key, a person has moved it.
 """
 
 import csv
@@ -18,46 +19,46 @@ from lm_polygraph_asmi.tables import Row, read_table
 
 COLUMNS = ("key", "prompt", "answer", "correct")
 READ = (*LABELS, "cluster")
-"""Columns that are read of a sheet, beside the key."""
+"""Columns that are read from a sheet, besides the key."""
 RANK = "rank by "
-"""Beginning of the name of a column that numbers answers, the surest first, by a signal."""
+"""Prefix of a column that numbers the answers by a signal, the most certain first."""
 LONGEST = 30_000
-"""Characters of a cell: a spreadsheet has room for 32,767, and breaks a longer cell in two."""
+"""Most characters in a cell. A spreadsheet splits cells longer than 32,767 characters."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Characters with which a formula begins; a spreadsheet would compute it."""
+"""Characters that begin a formula, which a spreadsheet would compute."""
 
 
 class Sheet(NamedTuple):
-    """What is read of a sheet."""
+    """The content of a sheet."""
 
-    labels: dict[str, dict[str, Any]]  # key -> the columns `READ`; a row without a label has none
-    order: str | None  # the signal by which it is sorted, the surest answer first; None: it is not
+    labels: dict[str, dict[str, Any]]  # key -> the columns `READ`; empty for an unlabelled row
+    order: str | None  # the signal that sorts the sheet, the most certain answer first; None: none
 
 
 def key_of(record: Mapping[str, Any]) -> str:
-    """The key of a scored row: 16 letters, from its digest and its number."""
+    """The key of a scored row: 16 letters that encode a hash of its digest and row number."""
     text = f"{record['digest']} {record.get('row')}"
     return "".join(chr(ord("a") + int(digit, 16)) for digit in short_hash(text))
 
 
 def is_sheet(content: Mapping[str, Any]) -> bool:
-    """Whether a row is one of a sheet."""
+    """Whether a row is from a sheet of labels."""
     named = {*COLUMNS} <= content.keys()
     return named and re.fullmatch("[a-p]{16}", str(content["key"])) is not None
 
 
 def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: str = "") -> None:
-    """Write a sheet of rows that `score_file` wrote; those without a result are left out.
+    """Write a sheet from rows that `score_file` wrote. Rows without a result are left out.
 
-    `rank`: name of a column that numbers the rows. Raises ValueError: the file exists, since it may
-    have labels.
+    `rank`: name of a column that numbers the rows. Raises ValueError: the file exists and may hold
+    labels.
     """
     scored = [record for record in records if record.get("digest")]
     first = scored[0] if scored else {}
     more = [rank] * bool(rank) + ["accept"] * ("accept" in first)
     names = [*COLUMNS, *more, *(first.get("signals") or {})]
     with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
-        # Its own line ends have carriage returns, so it quotes them in cells.
+        # The writer's own line ends have carriage returns, so it quotes cells that contain them.
         table = csv.DictWriter(file, names, extrasaction="ignore")
         table.writeheader()
         for number, record in enumerate(scored, start=1):
@@ -75,12 +76,12 @@ def _texts(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _letters(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Letters and digits of prompt and answer: much of what a spreadsheet changes is left out."""
+    """Lower-case letters and digits of prompt and answer, which spreadsheets rarely change."""
     return tuple(re.sub(r"\W", "", str(content.get(n) or "")).lower() for n in ("prompt", "answer"))
 
 
 def _shown(content: Any) -> str:
-    """A text for people: not too long for a cell, and no formula."""
+    """A text as a cell shows it: shortened if it is too long, and never a formula."""
     text = text_of(content)
     if len(text) > LONGEST:
         half = LONGEST // 2
@@ -89,14 +90,14 @@ def _shown(content: Any) -> str:
 
 
 def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
-    """Labels and order of a sheet.
+    """Read labels and order from a sheet.
 
-    `records`: the scored rows. Raises ValueError, naming the row: a key that is missing, unknown,
-    seen before, or beside the prompt and answer of another key; a column whose name is nearly that
-    of a label.
+    `records`: the scored rows. Raises ValueError with the row's number if a key is missing,
+    unknown, repeated, or beside the prompt and answer of another key; or if a column's name is
+    almost that of a label.
     """
     if Path(path).suffix.lower() not in (".csv", ".tsv"):
-        raise ValueError(f"{path}: expected a sheet of labels, a .csv file")
+        raise ValueError(f"{path}: expected a sheet of labels, a .csv or .tsv file")
     texts = {key_of(each): _letters(_texts(each)) for each in records if each.get("digest")}
     rows = dict[str, Row]()
     order: str | None = None
@@ -108,25 +109,28 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
             _check_columns(path, row.content)
             order = _order_of(row.content)
         if all(value is None for value in row.content.values()):
-            continue  # spreadsheets add blank rows
+            continue  # a blank row, which spreadsheets add
         key = str(row.content["key"] or "").strip().lower()
         if key not in texts:
-            problem = f"the key {key!r} is of no row" if key else "no key"
+            problem = f"no scored row has the key {key!r}" if key else "the row has no key"
             raise ValueError(
-                f"{place}: {problem} of the scored file: pass the sheet that was written with it"
+                f"{place}: {problem}: pass the sheet that was written with the scored file"
             )
         if (first := rows.setdefault(key, row)) is not row:
-            raise ValueError(
-                f"{place}: the key is that of row {first.number}, too: keep one of them"
-            )
+            raise ValueError(f"{place}: row {first.number} has the same key: remove one of them")
     shown = {key: _letters(row.content) for key, row in rows.items()}
     every, elsewhere = {*texts.values()}, {*shown.values()}
-    # A key was moved only if its own texts stand beside another key; else texts were changed.
-    for key, found in shown.items():
-        if found != texts[key] and all(found) and found in every and texts[key] in elsewhere:
+    # A key was moved only if its own texts appear beside another key; otherwise texts changed.
+    for key, texts_here in shown.items():
+        if (
+            texts_here != texts[key]
+            and all(texts_here)
+            and texts_here in every
+            and texts[key] in elsewhere
+        ):
             raise ValueError(
-                f"{path}, row {rows[key].number}: prompt and answer are those of another key: undo "
-                "what moved the keys, or remove both columns if only texts were changed"
+                f"{path}, row {rows[key].number}: prompt and answer are those of another key. "
+                "Undo what moved the keys; if only texts were changed, remove both columns"
             )
     labels = {
         key: {n: row.content[n] for n in READ if row.content.get(n) is not None}
@@ -136,16 +140,16 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
 
 
 def _order_of(names: Iterable[str]) -> str | None:
-    found = (name.strip() for name in names if name.strip().lower().startswith(RANK))
-    return next((name[len(RANK) :].lower() for name in found), None)
+    ranks = (name.strip() for name in names if name.strip().lower().startswith(RANK))
+    return next((name[len(RANK) :].lower() for name in ranks), None)
 
 
 def _check_columns(path: str | Path, names: Iterable[str]) -> None:
     for name in names:
         if (meant := meant_field(name)) is not None:
-            raise ValueError(f"{path}: the column {name!r}: write {meant!r}, or rename it")
+            raise ValueError(f"{path}: unknown column {name!r}: write {meant!r}, or rename it")
         if name in ROW and name not in (*COLUMNS, *READ, "id"):
             raise ValueError(
-                f"{path}: the column {name!r} is not read from a sheet: add it to the rows that "
-                "are scored, and remove it here"
+                f"{path}: the column {name!r} is not read from a sheet: add it to the rows before "
+                "they are scored, and remove it from the sheet"
             )

@@ -1,4 +1,4 @@
-"""Uncertainty signals of an answer: what each is called, and what it needs.
+"""Uncertainty signals of an answer: their names, and what is needed to compute them.
 
 Signals are in nats, higher = more uncertain.
 """
@@ -13,24 +13,24 @@ from lm_polygraph_asmi.config import METHODS, ASMIConfig
 
 
 class Signal(NamedTuple):
-    """A signal of a finished answer."""
+    """A signal computed for a finished answer."""
 
     title: str  # its name in sentences
-    masked: bool  # whether it needs masked passes; else the unmasked pass is enough
-    states: bool = False  # whether it needs that pass's hidden states, after the masked layer
+    masked: bool  # whether it needs masked passes, or only the unmasked pass
+    states: bool = False  # whether it needs that pass's hidden states after the masked layer
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Names of the settings that it depends on."""
+        """Names of the settings that the signal depends on."""
         if self.masked:
             return (*ASMIConfig.names("masks", "score"), "layer", "samples")
         return UNMASKED_SETTINGS + (("depth", "layer", "structure") if self.states else ())
 
 
 UNMASKED_SETTINGS = ("closing_token", "stop")
-"""Settings that decide which tokens an answer has, and which of them count."""
+"""Settings that decide which tokens an answer has, and which of them the score counts."""
 LEARNED = "learned"
-"""Name of the signal that a calibration learns."""
+"""Name of the signal that is learned during calibration."""
 SIGNALS = {
     **{method: Signal(title, masked=True) for method, title in METHODS.items()},
     "msp": Signal("MSP", masked=False),
@@ -38,20 +38,23 @@ SIGNALS = {
     "entropy": Signal("entropy", masked=False),
     LEARNED: Signal("learned score", masked=False, states=True),
 }
-"""Name in settings -> signal."""
+"""Name of a signal in the settings -> the signal."""
 
 COLUMN = "column:"
-"""Beginning of the name of a signal that is a column of a table, of any other score."""
+"""Prefix of a signal that is read from a column of a table, such as another method's score."""
 
 
 def column_of(signal: str) -> tuple[str, int]:
-    """Column of a signal "column:NAME", and -1 for "column:-NAME", a confidence; else no name."""
+    """The column named by a signal and its sign: "column:-NAME" is a confidence, with sign -1.
+
+    The name is empty if the signal is not a column.
+    """
     name = signal.removeprefix(COLUMN) if signal.startswith(COLUMN) else ""
     return (name[1:], -1) if name.startswith("-") else (name, 1)
 
 
 def signal_of(name: str) -> Signal:
-    """The signal of this name, or of a column; ValueError: neither."""
+    """The signal with this name, or of this column; ValueError if there is none."""
     column, sign = column_of(name)
     if column:
         return Signal(f"minus {column}" if sign < 0 else column, masked=False)
@@ -64,10 +67,10 @@ def unmasked_signals(
     log_likelihood: Sequence[float] | Float[np.ndarray, " T"],
     entropy: Sequence[float] | Float[np.ndarray, " T"],
 ) -> dict[str, float]:
-    """The signals of the unmasked pass, from the counted tokens.
+    """Signals of the unmasked pass, computed from the counted tokens.
 
-    "msp": the negative log-likelihood; "perplexity": its mean (the log of the perplexity);
-    "entropy": a mean.
+    "msp" is the negative log-likelihood, "perplexity" its mean over tokens (the log of the
+    perplexity), and "entropy" the mean entropy.
     """
     msp = -float(np.sum(log_likelihood))
     return {
@@ -78,5 +81,5 @@ def unmasked_signals(
 
 
 def unit_of(signal: str) -> str:
-    """The unit of a signal, with a space before it; empty for a column, whose unit is unknown."""
+    """The unit of a signal after a space. It is empty for a column, whose unit is unknown."""
     return "" if column_of(signal)[0] else " nats"

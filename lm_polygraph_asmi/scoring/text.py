@@ -1,4 +1,4 @@
-"""Text to token ids and back, with offsets that rebuild an answer."""
+"""Convert texts to token ids and back, with the position of each token in an answer's text."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -14,16 +14,16 @@ from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions, decode
 from lm_polygraph_asmi.inputs import Prompt
 
 CONTEXT = 4
-"""Prompt tokens that are decoded before an answer: some tokenizers drop a text's first space."""
+"""Prompt tokens decoded before an answer, since some tokenizers drop a text's first space."""
 
 
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str | None = None
 ) -> Int[Tensor, " P"]:
-    """Token ids of a prompt that an answer can follow, (P,); arguments as of `prompt_token_ids`.
+    """Token ids of a prompt that an answer can follow, (P,). Arguments: see `prompt_token_ids`.
 
-    Raises ValueError: as `rendered`; a prompt without a token; a tokenizer that appends its end
-    token to every text.
+    Raises ValueError: the prompt has no token; the tokenizer appends its end token to every text;
+    errors of `rendered`.
     """
     ids, end = prompt_token_ids(tokenizer, prompt, text), tokenizer.eos_token
     ended = isinstance(prompt, str) and len(ids) > 1 and ids[-1] == tokenizer.eos_token_id
@@ -43,11 +43,12 @@ def prompt_tokens(
 def answer_tokens(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, prompt_ids: Sequence[int], answer: str
 ) -> tuple[list[int], bool]:
-    """Token ids of an answer's text, and whether they follow the prompt's in one text.
+    """Token ids of an answer's text, and whether they continue the prompt's token ids.
 
-    After a text, prompt and answer are tokenized together, and the tokens after the prompt's are
-    the answer's. That fails if the tokenizer merges the end of the prompt and the start of the
-    answer into one token. Then, and after a chat, the answer is tokenized alone.
+    After a prompt that is a text, prompt and answer are tokenized together, and the answer has the
+    tokens after the prompt's. This fails if the tokenizer merges the end of the prompt and the
+    start of the answer into one token. In this case, and after a chat, the answer is tokenized
+    separately.
     """
     if isinstance(prompt, str):
         both = tokenizer(prompt + answer)["input_ids"]
@@ -65,13 +66,12 @@ def possible_answers(
 ) -> tuple[list[list[int]], bool]:
     """All ways in which generation may end an answer's text, as token ids.
 
-    The text is followed by one of the end tokens, or by one of the stop strings. A stop string is
-    tokenized in two ways: after the text, and together with it, since one token may hold the end
-    of both, such as ".\\n". A text that has an end already is returned alone. `Engine.score` scores
-    the most probable of them.
+    Generation ends with one of the end tokens or stop strings. A stop string is tokenized both
+    separately and together with the text, since one token such as ".\\n" may hold the end of both.
+    A text that already has an end is returned alone. `Engine.score` scores the most probable way.
 
     Returns:
-        The answers, and whether their tokens follow the prompt's in one text (`answer_tokens`).
+        The answers, and whether their tokens continue the prompt's (`answer_tokens`).
     """
     ids, follows = answer_tokens(tokenizer, prompt, prompt_ids, text)
     if ids and conditions.closes(ids):
@@ -81,25 +81,25 @@ def possible_answers(
     for stop in conditions.stop_strings:
         together, _ = answer_tokens(tokenizer, prompt, prompt_ids, text + stop)
         apart = [*ids, *tokenizer(stop, add_special_tokens=False)["input_ids"]]
-        ways = [(each, decoded(tokenizer, prompt_ids, each)[1]) for each in (together, apart)]
-        # A tokenizer may put a space before the stop string. Such a way counts if no other is left.
-        exact = [each for each, whole in ways if whole == written + stop]
-        ended += exact or [each for each, whole in ways if whole.endswith(stop)]
-    # Of two answers that begin alike, generation would have ended at the shorter one.
+        candidates = [(each, decoded(tokenizer, prompt_ids, each)[1]) for each in (together, apart)]
+        # A tokenizer may add a space before the stop string: a way out if no tokens fit exactly.
+        exact = [each for each, whole in candidates if whole == written + stop]
+        ended += exact or [each for each, whole in candidates if whole.endswith(stop)]
+    # If one answer is the beginning of another, generation would have ended there.
     first: list[list[int]] = []
-    for one in sorted(ended, key=len):
-        if not any(one[: len(shorter)] == shorter for shorter in first):
-            first.append(one)
+    for candidate in sorted(ended, key=len):
+        if not any(candidate[: len(shorter)] == shorter for shorter in first):
+            first.append(candidate)
     return first or [ids], follows
 
 
 def spans(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """An answer as text, special tokens included, and the characters (start, end) of each token.
+    """An answer as text, with its special tokens, and the characters (start, end) of each token.
 
-    The spans are contiguous and cover the text. A character that is made of several tokens belongs
-    to the last of them, and the spans of the others are empty.
+    The spans are contiguous and cover the text. If several tokens make up one character, the last
+    of them gets it, and the spans of the others are empty.
     """
     context, text = decoded(tokenizer, prompt_ids, answer_ids)
     before = decode(tokenizer, context)
@@ -112,9 +112,10 @@ def spans(
 def decoded(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> tuple[list[int], str]:
-    """The prompt's last tokens, with which an answer is decoded, and the answer's text.
+    """The prompt's last tokens, which are decoded before an answer, and the answer's text.
 
-    If the answer changes how these tokens decode, it is decoded alone, and they are left out.
+    If the answer changes how these tokens are decoded, it is decoded alone, and no tokens are
+    returned.
     """
     context = list(prompt_ids[-CONTEXT:])
     before, text = (decode(tokenizer, ids) for ids in (context, [*context, *answer_ids]))

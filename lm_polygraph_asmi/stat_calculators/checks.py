@@ -1,4 +1,4 @@
-"""What `estimate_uncertainty` is asked for, checked once before anything is computed."""
+"""Checks of the arguments of `estimate_uncertainty`, before anything is computed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,42 +18,44 @@ def check_kinds(model: Any, estimator: Any, input_text: Any) -> None:
     """Raise TypeError unless these are a model of LM-Polygraph, one estimator and one text."""
     if not isinstance(estimator, Estimator):
         raise TypeError(
-            f"expected one estimator, such as SemASMI(), got {_described(estimator)}: construct "
-            "it, and of several score each by itself"
+            f"expected one estimator, such as SemASMI(), got {_described(estimator)}: pass an "
+            "instance, and call this once for each estimator"
         )
     if not hasattr(model, "generation_parameters"):
         raise TypeError(
-            f"expected a model of LM-Polygraph, got {_described(model)}: wrap one that is loaded, "
-            "as WhiteboxModel(model, tokenizer); by name, WhiteboxModel(*load_named(name))"
+            f"expected a model of LM-Polygraph, got {_described(model)}: wrap a loaded model as "
+            "WhiteboxModel(model, tokenizer), or load it by name as "
+            "WhiteboxModel(*load_named(name))"
         )
     if not isinstance(input_text, str):
         raise TypeError(
-            f"expected one prompt as a text, got {_described(input_text)}: score each by itself"
+            f"expected one prompt as a text, got {_described(input_text)}: call this once for "
+            "each prompt"
         )
 
 
 def check_request(
     model: Model, estimator: Estimator, image: Any, available: Sequence[StatCalculatorContainer]
 ) -> None:
-    """Raise TypeError or ValueError if a `WhiteboxModel` cannot serve an estimator."""
+    """Raise TypeError or ValueError if an estimator cannot be computed with a `WhiteboxModel`."""
     if image is not None:
         raise ValueError(
-            "expected no input_image: a WhiteboxModel reads text only. Leave it out, or use "
-            "LM-Polygraph's VisualWhiteboxModel"
+            "expected no input_image, since a WhiteboxModel reads only text: leave it out, or "
+            "use LM-Polygraph's VisualWhiteboxModel"
         )
     parameters = model.generation_parameters
     length = parameters.max_new_tokens
     check_whole("generation_parameters.max_new_tokens", length, 1, ": an answer has a token")
     if parameters.num_beams != 1:
         raise ValueError(
-            f"expected generation_parameters.num_beams=1, got {parameters.num_beams}: the greedy "
-            "answer is scored, and beams find another one"
+            f"expected generation_parameters.num_beams=1, got {parameters.num_beams}: ASMI scores "
+            "the greedy answer, and beam search would find another one"
         )
     needed, unknown = needed_calculators(estimator.stats_dependencies, available)
     if unknown:
         raise ValueError(
-            f"{estimator} needs {unknown[0]!r}, which one prompt does not give, as training data "
-            "do: score it in a run of polygraph_eval"
+            f"{estimator} needs {unknown[0]!r}, such as training data, which a single prompt does "
+            "not give: compute it in a run of polygraph_eval"
         )
     if any("sample_tokens" in calculator.stats for calculator in needed.values()):
         check_number("generation_parameters.temperature", parameters.temperature)
@@ -73,7 +75,7 @@ def check_request(
 
 
 def _described(value: Any) -> str:
-    """What came in the place of something else, in a few words."""
+    """A short description of a value that was passed instead of the expected one."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return f"{value!r:.40}" if isinstance(value, str | None) else f"a {type(value).__name__}"

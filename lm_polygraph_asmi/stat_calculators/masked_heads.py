@@ -1,4 +1,4 @@
-"""The stat calculator of all ASMI estimators: runs the engine inside LM-Polygraph."""
+"""The calculator of all ASMI estimators, which runs the engine inside LM-Polygraph."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -28,17 +28,17 @@ log = logging.getLogger("lm_polygraph")
 class MaskedHeadsCalculator(StatCalculator):
     """Scores the greedy response under S head masks at one layer per depth.
 
-    Returns the statistics of `lm_polygraph_asmi.results.names`. Needs only LM-Polygraph's
+    It returns the statistics of `lm_polygraph_asmi.results.names`, and needs only LM-Polygraph's
     `greedy_tokens`.
 
     Args:
-        config, details, **settings: as for `core.engine.Engine`.
+        config, details, **settings: see `core.engine.Engine`.
         result_cache: folder of a `results.cache.ResultCache`; None: nothing is stored.
-        depths: relative depths of the masked layers, each in (0, 1); None: the config's.
+        depths: relative depths of the masked layers, each in (0, 1); None: the config's depth.
 
     Raises:
-        TypeError: unknown setting.
-        ValueError: setting out of range.
+        TypeError: a setting is unknown.
+        ValueError: a setting is invalid.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class MaskedHeadsCalculator(StatCalculator):
         """Statistics of a batch, with one entry per example.
 
         Raises:
-            TypeError: the heads of the model cannot be masked.
-            ValueError: a response is empty or beyond the context window.
-            FloatingPointError: logits that are no distribution, as `readout`.
+            TypeError: the model's heads cannot be masked.
+            ValueError: a response is empty or exceeds the context window.
+            FloatingPointError: logits do not give a distribution, as in `readout`.
         """
         self._name_control_tokens(texts, model)
         transformer = maskable_model(model, self.engine.config.structure)
@@ -94,7 +94,7 @@ class MaskedHeadsCalculator(StatCalculator):
         return {name: [example[name] for example in examples] for name in examples[0]}
 
     def _name_control_tokens(self, prompts: Sequence[Prompt], model: Model) -> None:
-        """Log one warning, at the first prompt with a special token written out in it."""
+        """Log one warning, for the first prompt in which a special token is spelled out."""
         special = self._special = self._special or SpecialTokens(model.tokenizer)
         texts = (text for prompt in prompts for _, text in texts_of(prompt))
         spelled = None if self._warned else next(filter(special.spelled, texts), None)
@@ -103,8 +103,8 @@ class MaskedHeadsCalculator(StatCalculator):
             token, start = special.spelled(spelled)[0]
             log.warning(
                 "A prompt has %r at character %d, which the tokenizer reads as a control token: "
-                "%r. Others may follow, which are not named. If it is text, change the data; chats "
-                "go in as texts, with instruct=true.",
+                "%r. Later prompts are not reported. If it is meant as text, change the data; if "
+                "it belongs to a chat, pass the messages' texts, with instruct=true.",
                 token,
                 start,
                 spelled[max(0, start - 20) : start + 20],
@@ -112,9 +112,9 @@ class MaskedHeadsCalculator(StatCalculator):
 
 
 def by_name(depths: Sequence[AnswerStatistics]) -> dict[str, Any]:
-    """Statistics of an answer at each depth, by the names of a saved run (`results.names`).
+    """Statistics of an answer at each depth, by their names in a saved run (`results.names`).
 
-    `asmi_closing` and `asmi_token_texts` are not included, as they need a tokenizer.
+    `asmi_closing` and `asmi_token_texts` are not included, since they need a tokenizer.
     """
     first = depths[0]
     return {
@@ -129,7 +129,7 @@ def by_name(depths: Sequence[AnswerStatistics]) -> dict[str, Any]:
 
 
 def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
-    """Texts of the token ids in the statistics, for readers of saved files."""
+    """Texts of all token ids in the statistics, so that saved files can be read."""
     named = [example["asmi_tokens"]]
     for masked in example["asmi"].values():
         named += [masked[name] for name in ("top_token", "candidates") if name in masked]
@@ -138,11 +138,11 @@ def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
 
 
 def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedHeadsCalculator:
-    """Builder named in a config's `stat_calculators` entry; checks the model at once."""
+    """Builder named in a config's `stat_calculators` entry. It checks the model at once."""
     calculator = MaskedHeadsCalculator(**config)
     model = maskable_model(environment.model, calculator.engine.config.structure)
     check_greedy(environment.model)
-    with calculator.engine.session(model) as f:  # raises for an attention that the model lacks
+    with calculator.engine.session(model) as f:  # raises if the model lacks the attention
         unembedding(f)
         for depth in calculator.depths:
             log.info("ASMI uses %s", calculator.engine.settings(model, depth).to_dict())

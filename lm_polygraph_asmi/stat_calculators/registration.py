@@ -1,4 +1,4 @@
-"""Estimators of this plugin outside of a benchmark: one answer, or a `UEManager` built by hand."""
+"""Use estimators of this plugin without a benchmark: on one answer, or in a `UEManager`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,25 +26,26 @@ from lm_polygraph_asmi.stat_calculators.checks import check_kinds, check_request
 def estimate_uncertainty(
     model: Model, estimator: Estimator, input_text: str, input_image: Any = None
 ) -> UncertaintyOutput:
-    """LM-Polygraph's function of this name, which knows the estimators of this plugin as well.
+    """LM-Polygraph's function of this name, which also supports this plugin's estimators.
 
-    The model answers greedily, as its `generation_parameters` say, and its answer is scored. The
-    score is that of a benchmark with the same parameters; samples depend on prompt and seed only.
+    The model generates a greedy answer with its `generation_parameters`, and this answer is scored.
+    A benchmark with the same parameters gives the same score. Samples depend only on the prompt and
+    the seed.
 
     Args:
         model: the estimators of this plugin need a `WhiteboxModel` of type CausalLM.
         estimator: one of this plugin, or of LM-Polygraph.
         input_text: the prompt; with `model.instruct`, the user's message.
-        input_image: for LM-Polygraph's models that take images, as there.
+        input_image: as in LM-Polygraph, for its models that take images.
 
     Returns:
         LM-Polygraph's output. `uncertainty` is in nats for the estimators of this plugin; higher =
-        more uncertain. `generation_tokens` are without the last one.
+        more uncertain. `generation_tokens` lack the last token.
 
     Raises:
-        TypeError: an argument of another kind; the heads of the model cannot be masked.
-        ValueError: generation parameters that do not give a greedy answer, or samples of one that
-            needs them; a side model or training data that are not there.
+        TypeError: an argument has the wrong type, or the model's heads cannot be masked.
+        ValueError: the generation parameters do not give a greedy answer, or the samples that an
+            estimator needs; or a side model or training data are missing.
 
     Example:
         >>> from lm_polygraph_asmi import SemASMI
@@ -61,7 +62,7 @@ def estimate_uncertainty(
     if not (ours or isinstance(model, lm_polygraph.WhiteboxModel)):
         return lm_polygraph.estimate_uncertainty(model, estimator, input_text, input_image)
     available = available_stat_calculators([estimator])
-    if isinstance(model, lm_polygraph.WhiteboxModel):  # others are refused when ASMI is prepared
+    if isinstance(model, lm_polygraph.WhiteboxModel):  # for other models, ASMI's builder raises
         check_request(model, estimator, input_image, available)
     manager = lm_polygraph.UEManager(
         lm_polygraph.Dataset([input_text], [""], 1),
@@ -90,17 +91,17 @@ def estimate_uncertainty(
 def available_stat_calculators(
     estimators: Sequence[Estimator], **options: Any
 ) -> list[StatCalculatorContainer]:
-    """Value of `UEManager(available_stat_calculators=...)` for a list of estimators.
+    """Value for `UEManager(available_stat_calculators=...)` with a list of estimators.
 
     Args:
-        estimators: those of the manager, from LM-Polygraph and this plugin. Depths and settings of
-            ASMI are read from them. One that reads attention maps, as RAUQ does, needs a model
-            with eager attention.
+        estimators: those of the manager, from LM-Polygraph and this plugin. Depths and settings
+            of ASMI are read from them. An estimator that reads attention maps, such as RAUQ, needs
+            a model with eager attention.
         **options: `attention`, `memory_budget`, and `host.configs.CALCULATOR_OPTIONS`.
 
     Raises:
-        ValueError: estimators of this plugin with different settings, which one calculator cannot
-            serve; an unknown option, or one that is read from the estimators.
+        ValueError: estimators of this plugin have different settings, but one calculator has only
+            one value of each; or an option is unknown, or is read from the estimators.
 
     Example:
         >>> from lm_polygraph_asmi import SemASMI

@@ -1,4 +1,4 @@
-"""The stat calculator for Adapt-ASMI's gate: diversity of the sampled responses."""
+"""The calculator for Adapt-ASMI: diversity of the sampled responses."""
 
 import logging
 import time
@@ -18,14 +18,14 @@ log = logging.getLogger("lm_polygraph")
 
 
 class ResponseDiversityCalculator(StatCalculator):
-    """div(x) of the responses sampled by LM-Polygraph.
+    """Computes div(x) of the responses that LM-Polygraph sampled.
 
-    Embeds each of the `sample_tokens` by `hidden_states[L // 2]`, at its last and at its
-    second-last token (`StopConditions.embedded`). LM-Polygraph's `sample_embeddings` are those of
-    the second-last token in batches of one, and of a pad token in larger batches.
+    Each of the `sample_tokens` is embedded by `hidden_states[L // 2]`, at its last and at its
+    second-last token (`StopConditions.embedded`). LM-Polygraph's own `sample_embeddings` are of the
+    second-last token in batches of one, but of a pad token in larger batches.
 
     Args:
-        attention: attention implementation; None keeps that of the model.
+        attention: attention implementation; None: the model's.
         structure: names of modules, as in `ASMIConfig`.
     """
 
@@ -46,7 +46,7 @@ class ResponseDiversityCalculator(StatCalculator):
     ) -> dict[str, list[Any]]:
         """The statistics `results.names.DIVERSITY`, with one entry per example.
 
-        With fewer than two non-empty responses, returns `engine.NO_EVIDENCE` and warns.
+        If there are fewer than two non-empty responses, returns `engine.NO_EVIDENCE` and warns.
         """
         transformer = maskable_model(model, self.structure)
         stop_conditions = StopConditions.of(model)

@@ -1,4 +1,4 @@
-"""LM-Polygraph's sampled answers, with a seed per question and a configurable number."""
+"""LM-Polygraph's sampled answers, with a seed for each question and any number of samples."""
 
 import time
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ from lm_polygraph_asmi.results.cache import ResultCache
 
 
 class SeededSamplingCalculator(SamplingGenerationCalculator):
-    """Draws all samples of a question in one batch, each with a random generator of its own.
+    """Draws all samples of a question in one batch, each with its own random generator.
 
-    A sample depends only on the prompt, `seed` and its number. LM-Polygraph draws all from one
-    stream, one by one, so that they depend on earlier rows, the shard and the list of estimators.
-    Questions are never batched, so nothing is padded; a prompt is run once for all its samples.
+    A sample depends only on the prompt, `seed`, and its number. LM-Polygraph draws samples one by
+    one from a single stream, so they depend on earlier rows, the shard and the list of estimators.
+    Questions are not batched, so nothing is padded, and a prompt is run once for all its samples.
     Encoder-decoders draw one by one, from a stream of the prompt's own.
 
     Args:
-        samples_n: answers per question.
+        samples_n: number of answers per question.
         seed: base seed.
         result_cache: folder of the cached answers (`results.cache.ResultCache`); None: no cache.
     """
@@ -46,7 +46,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         model: Model,
         max_new_tokens: int = 100,
     ) -> dict[str, list[Any]]:
-        """LM-Polygraph's statistics, and `seconds_samples`."""
+        """LM-Polygraph's statistics of sampled answers, and `seconds_samples`."""
         rows = [self._row(text, model, max_new_tokens) for text in texts]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
@@ -75,15 +75,17 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         return row
 
     def _identify(self, model: Model) -> dict[str, Any]:
-        """Everything that determines generation, except the prompt, whose text and ids tell
-        the tokenizer."""
+        """Everything that determines generation, except for the prompt.
+
+        The tokenizer is not included, since the prompt's text and token ids depend on it.
+        """
         transformer = plain_model(model.model)
         return {
             **model_key(transformer),
             "end": model.tokenizer.eos_token_id,
             "attention": attention_of(transformer),
             "generation": vars(model.generation_parameters),
-            # Supplies what the run does not set, such as end tokens.
+            # Holds settings that the run does not set, such as end tokens.
             "model_generation": transformer.generation_config.to_json_string(),
         }
 

@@ -235,7 +235,7 @@ REFUSALS = [
     (lambda: a.coverage_intervals([[1], [np.nan]], [MASSES[:1]] * 2, PAIR), "information"),
     (lambda: a.coverage_intervals([[1], []], [MASSES] * 2, PAIR), "2, 2 and 2, 1 without a token"),
     # Depths.
-    (lambda: a.depth_selection([]), r"must have the same depths, got \[\]"),
+    (lambda: a.depth_selection([]), r"expected the same depths in all settings, got \[\]"),
     (lambda: a.depth_selection([Sweep([SCORE] * n, SIXTY) for n in (2, 3)]), r"got \[2, 3\]"),
     (lambda: a.depth_selection([Sweep([SCORE, SCORE[1:]], SIXTY)]), "scores has 59 values for 60"),
     (lambda: a.depth_selection(FIVE), "at least 6 clusters, got 5: use more rows"),

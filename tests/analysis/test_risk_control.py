@@ -267,7 +267,7 @@ def test_few_labels_in_order():
     """Too few, all of one score, and of clusters that may be larger later."""
     rule, to_label = ordered_threshold([1, 2, 3], [0, None, None], 0.2, 0.9)
     assert (to_label.tolist(), rule.threshold) == ([], None)
-    assert "at least 11 answers, one a cluster, must test; 3 do." in rule.limits
+    assert "at least 11 answers, one per cluster, must test the threshold; 3 do." in rule.limits
     rule, to_label = ordered_threshold([5.0] * 30, [0] * 20 + [None] * 10, 0.2, 0.95, largest=4)
     assert to_label.tolist() == list(range(20, 30))
     assert rule.promise.endswith("if no cluster has more than 4 answers")
@@ -337,7 +337,7 @@ def test_a_larger_cluster_named_beforehand_costs_labels():
     assert own == named
     assert (own.tested, larger.largest, vast.threshold) == (300, 4, None)
     assert 110 < larger.tested < 190
-    assert f"must test; {vast.tested} do." in vast.limits
+    assert f"must test the threshold; {vast.tested} do." in vast.limits
 
 
 def test_a_share_that_chose_does_not_test():

@@ -118,7 +118,7 @@ def test_a_row_without_the_number_is_not_decided(tmp_path):
     lines = [row.content for row in read_table(tmp_path / "d.jsonl")]
     assert [line.get("accept") for line in lines] == [True, None, None, True]
     code, said = run("monitor", out, tmp_path / "d.jsonl")
-    assert (code, "which share is accepted is unknown" in said) == (4, True), said
+    assert (code, "the accepted share is unknown" in said) == (4, True), said
     assert "1 rows that failed. Left out 1 empty answers" in said
 
 
@@ -160,6 +160,6 @@ def test_a_cluster_larger_than_the_promise(tmp_path, size, void):
     later = [row | {"cluster": f"new {i // size}", "unsure": -9} for i, row in enumerate(later)]
     words = ("decide", write(tmp_path / "in.jsonl", later), "--out", tmp_path / "d.jsonl")
     _, said = run(*words, "--calibration", tmp_path / "c.json")
-    assert ("answers, the guarantee allows 2: it is void" in said) == void, said
+    assert ("answers, but the guarantee allows 2, so it is void" in said) == void, said
     _, said = run("monitor", tmp_path / "c.json", tmp_path / "d.jsonl")
     assert ("void for them: 4 are left out" in said) == void

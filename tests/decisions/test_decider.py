@@ -83,7 +83,7 @@ def test_answers_unlike_the_calibrations(calibration, model, chat):
         assert one.accept is (None if words else True), (change, one.reason)
         assert one.reason.startswith("No decision: this answer differs") == bool(words)
         assert (words or "") in one.reason
-    with pytest.raises(ValueError, match="a Scorer has its parameters"):
+    with pytest.raises(ValueError, match="a Scorer has its own settings"):
         Decider(Scorer(model, tokenizer=chat), by_msp, depth=0.3)
     with pytest.raises(ValueError, match="parameters differ from the calibration"):
         Decider(Scorer(model, tokenizer=chat, stop="?"), by_msp)
@@ -167,6 +167,6 @@ def test_a_decision_is_json_and_reads_in_words(calibration, scorer):
     assert (one.card.heading, one.card.rank) == (heading, -one.value)
     assert {heading in page for page in (one.to_html("Decided"), one._repr_html_())} == {True}
     assert repr(one).startswith("Decision(accept, perplexity ")
-    said = "The prompt has 900 tokens, the calibration's 1"  # unlike all that were labelled
+    said = "The prompt has 900 tokens, but those of the calibration have 1"
     for threshold in (1e9, -1, None):  # nothing to doubt in an abstention
         assert (said in str(limited(calibration, threshold).decide(score))) == (threshold == 1e9)

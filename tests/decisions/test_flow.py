@@ -119,7 +119,7 @@ def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
         (
             "answers.jsonl --metric x --out new.json",
             2,
-            "--metric needs --run, --unlabelled",
+            "--metric needs --run; --unlabelled",
         ),
     ],
 )

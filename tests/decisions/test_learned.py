@@ -63,7 +63,7 @@ def test_score_is_that_of_scikit_learn():
     for made, given, words in (
         (score, [{"free": features["free"]}], "widths"),
         (fit_score, [{"free": np.ones((150, 3))}, wrong], "vary"),
-        (fit_score, [features, wrong | True], "one label"),
+        (fit_score, [features, wrong | True], "the same label"),
     ):
         with pytest.raises(ValueError, match=words):
             made(*given)
@@ -217,7 +217,10 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
     other = partial(Decider, scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)
     for call, words in (
         (other, "depth 0.6 there, 0.3 here"),
-        (partial(calibrate_run, "RUN", 0.3, signal="learned"), "run has no hidden states"),
+        (
+            partial(calibrate_run, "RUN", 0.3, signal="learned"),
+            "run has not saved the hidden states",
+        ),
         (partial(ask, unlabelled=told[4:]), "unlabelled"),
         (ask, "hidden mean has values that are not finite"),
     ):

@@ -74,7 +74,7 @@ def test_clusters_are_thinned_or_bet_on_as_in_the_tests(n, tested):
     assert all((one.bound <= 0.2) == (one.outcome == "passed") for one in bounds)
     assert max(one.share for one in bounds if one.outcome == "passed") == found.guarantee.coverage
     text = marks(page_of(found))[2]
-    assert f"from {tested} of the {n} answers{', one a cluster' if n == 400 else ''}." in text
+    assert f"from {tested} of the {n} answers{'; one per cluster' if n == 400 else ''}." in text
 
 
 def drawn_at(page, name):

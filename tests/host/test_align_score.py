@@ -77,7 +77,7 @@ def narrow(weights):
         (without_a_head, r"x.ckpt lacks tri_layer\.\*, and has "),
         (without_a_bias, r"x.ckpt lacks tri_layer\.bias: "),
         (renamed, r"x.ckpt lacks base_model\.\*, tri_layer\.\*, and has model\."),
-        (narrow, r"x.ckpt is another model's: .* tri_layer.weight: .*3, 8.*3, 32"),
+        (narrow, r"x.ckpt holds weights of another model: .* tri_layer.weight: .*3, 8.*3, 32"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(stand_ins, tmp_path, content, message):

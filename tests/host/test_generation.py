@@ -48,7 +48,7 @@ def test_a_manager_built_by_hand_refuses_them_by_name():
     model, usual = tiny_lm.whitebox(), SPECIAL | NEUTRAL | SET_BY_RUNS
     for name, value in CHANGING.items():
         model.model.generation_config = GenerationConfig(**usual | {name: value})
-        with pytest.raises(ValueError, match=f"config of the model sets {name}, which"):
+        with pytest.raises(ValueError, match=f"own generation config sets {name}. "):
             load_stat_calculator({}, SimpleNamespace(model=model))
     model.model.generation_config = GenerationConfig(**usual)
     load_stat_calculator({}, SimpleNamespace(model=model))

@@ -68,7 +68,7 @@ def test_warnings(scorer, prompt, answer, places):
     for place, warning in zip(places, score.warnings, strict=True):
         assert place in warning
         assert "write it in another way, such as with a space in it" in warning
-        rendered = "If it is a chat that a template rendered, pass its messages" in warning
+        rendered = "If a chat template wrote the prompt, pass its messages" in warning
         assert rendered == ("answer" not in place)
     if "</s>" in answer:
         assert score.scored_text == answer.removesuffix("</s>") + "</s>"

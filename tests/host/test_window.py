@@ -25,7 +25,7 @@ def test_tokens_are_counted_as_the_host_does(tmp_path, monkeypatch, instruct):
     assert window.count(PROMPT) == count < WINDOW
     assert window.too_long(PROMPT, WINDOW - count) is None
     assert window.too_long(PROMPT, WINDOW - count + 1) == (
-        f"its {count} tokens and the {WINDOW - count + 1} of an answer do not fit the context "
+        f"its {count} tokens and {WINDOW - count + 1} tokens of an answer exceed the context "
         f"window of {WINDOW}"
     )
     for unknown in ({}, node | {"type": "Blackbox"}):

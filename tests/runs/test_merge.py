@@ -257,7 +257,7 @@ def test_rows_that_no_manifest_names(unsplit, tmp_path, texts):
     row = "'question 0'" if texts else "0"
     expected = (
         f"shards of [{ROWS}, {ROWS}] rows, with row {row} in 2 of them are not from the same data: "
-        "run all shards again. data.num_shards splits the rows of data.source, and no others"
+        "run all shards again. Note that data.num_shards splits only the rows of data.source"
     )
     assert expected in only_error(jobs, tmp_path / "out")
 
@@ -269,7 +269,7 @@ def test_statistics_with_missing_entries_are_left_out(unsplit, tmp_path, no_metr
     ((*_, file, warnings),), errors = merge_runs([tmp_path], tmp_path / "out")
     assert not errors
     lost = ["greedy_tokens", "asmi_seconds"]
-    assert warnings == [f"statistic {name} left out: some rows lack it" for name in lost]
+    assert warnings == [f"statistic {name} left out, since some rows lack it" for name in lost]
     assert set(torch.load(file, weights_only=False)["stats"]) == set(unsplit.stats) - {*lost}
 
 

@@ -178,7 +178,7 @@ def test_sources_and_ids(tmp_path, caplog):
     assert [row.output for row in rows.read_data(source, "test", "question", None).rows] == [""] * 3
     source = saved(tmp_path / "ids", id=list("787"), input=list("abc"), output=list("xyz"))
     assert ids(read(source)) == ["7", "8", "7#2"]
-    assert "repeats 1 ids; they were numbered" in caplog.text
+    assert "repeats 1 ids; the repeated ids get" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_sources_and_ids(tmp_path, caplog):
         (SOUND, {"closed_book": True}, "has complete prompts"),
         (SOUND, {"prompt_style": "demo"}, "has complete prompts"),
         ({"text": ["Who?"], "output": ["A"]}, {}, r"'input' in .*, got \['text', 'output'\]"),
-        ({"input": ["Who?"], "gold": ["A"]}, {}, "of data.source data.text_column and data.label"),
+        ({"input": ["Who?"], "gold": ["A"]}, {}, "for data.source data.text_column and"),
         (
             {"input": ["Who?", None], "output": ["A", "B"]},
             {"num_shards": 2},
@@ -313,9 +313,13 @@ def test_numbers_of_a_typed_file(tmp_path):
         ),
         ("a.jsonl", '{"input": "a", "output": "b", "output": "c"}\n', "'output' occurs twice"),
         ("a.xlsx", "PK", r"a\.xlsx: expected a file \.jsonl"),
-        ("a.json", '[{"input": "a", "output": "b"}]', r"a\.json: .*rows of your own as JSON lines"),
-        ("sub/a.csv", "input,output\na,7\n", r"in sub, types would be guessed: name one \(sub"),
-        ("sub/a.jsonl", '{"input": "a", "output": "2020-01-01"}', "in sub, types would be guessed"),
+        ("a.json", '[{"input": "a", "output": "b"}]', r"a\.json, got an error: .*JSON lines"),
+        ("sub/a.csv", "input,output\na,7\n", r"sub is a folder of files .* name one file \(sub"),
+        (
+            "sub/a.jsonl",
+            '{"input": "a", "output": "2020-01-01"}',
+            "sub is a folder of files whose types",
+        ),
         (None, "none.jsonl", "the file none.jsonl does not exist"),
         (None, "none.csv.gz", "the file none.csv.gz does not exist"),
         (None, "none.CSV", "the file none.CSV does not exist"),

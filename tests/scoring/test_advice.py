@@ -161,7 +161,7 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(tokenizer, template, promp
         ("Who?\n", "Guests", None),
         ("谁?", "客人", None),
         ("Who", ", then?", None),
-        ("Who is it? ", "Brask", "end the prompt where a word ends"),
+        ("Who is it? ", "Brask", "End the prompt where a word ends"),
     ],
 )
 def test_the_border_of_prompt_and_answer(tokenizer, prompt, answer, said):
@@ -185,9 +185,9 @@ def test_a_score_carries_them(model, tokenizer):
     assert not [said for said in scorer.score(chat).warnings if "repeats" in said]  # its own
     spaced, bare = (scorer.score("3 + 5 =", text) for text in (" 8", "8"))
     assert spaced.warnings == ()
-    assert ["its token differs" in said for said in bare.warnings] == [True]
+    assert ["gives other tokens" in said for said in bare.warnings] == [True]
     drawing = templated(tokenizer, ALL + 3 * "{{ range(99999) | random }} ")
-    with pytest.raises(ValueError, match="chance"):
+    with pytest.raises(ValueError, match="template is random"):
         score(model, CHAT[-1:], " Brask", tokenizer=drawing)
 
 

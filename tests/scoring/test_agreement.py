@@ -228,5 +228,5 @@ def test_endings(name, tokenizer):
         dropped = fields.get("settings") == UNCOUNTED["settings"] and len(score.ids) > 1
         assert score.counted == len(score.ids) - dropped
         assert score.answered == bool(answer.strip())
-        said = "The model's answer is empty: the number is the score of the token that ends it."
+        said = "The model's answer is empty, so the score is that of the token that ends it."
         assert (said in score.explanation) == (not score.answered)

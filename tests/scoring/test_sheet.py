@@ -145,7 +145,7 @@ REFUSED = [
     (f"key,correct\n{key_of(records(digest='e')[0])},TRUE", "row 1.*key"),  # of another file
     (f"key,correct\n{key_of(records()[0] | {'row': 99})},TRUE", "row 1.*key"),
     (f"key,correct\n{KEY},TRUE\n{KEY[:-1]},TRUE", f"row 2.*{KEY[:-1]!r}"),
-    (f"key,correct\n{KEY},TRUE\n,TRUE", "row 2.*no key"),
+    (f"key,correct\n{KEY},TRUE\n,TRUE", "row 2.*has no key"),
     (f"key,correct\n{KEY},TRUE,\n", "row 1.*cells"),
     (f"key,correct\n{KEY}\n", "row 1.*cells"),
     (f"key,Correct\n{KEY},TRUE", "'Correct'.*'correct'"),

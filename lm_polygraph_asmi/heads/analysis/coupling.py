@@ -19,12 +19,14 @@ from lm_polygraph_asmi.analysis.clusters import (
 )
 
 HIGH = 0.1
-"""Share of tokens in the paper's high-MI stratum: the top decile."""
+"""Share of tokens in the paper's high-MI stratum, which is the top decile."""
 
 
 class Coupling(NamedTuple):
-    """Spearman correlations with z_t: of MI_t and of H_t, the paper's first two columns, and the
-    former minus the latter on the same resamples."""
+    """Spearman correlations with z_t of MI_t and of H_t, as in the paper's first two columns.
+
+    `difference` is the first minus the second, on the same resamples.
+    """
 
     information: Interval
     entropy: Interval
@@ -36,7 +38,7 @@ def criticality_coupling(
 ) -> Coupling:
     """Rank correlations over tokens, with intervals over whole clusters.
 
-    Resamples take each token with its z_t: they do not compute z_t anew.
+    Resamples draw tokens together with their z_t, which is not computed again.
 
     Args:
         information: (N,) MI_t, nats.
@@ -76,9 +78,9 @@ def sharpening(
 
 
 def high_stratum(information: ArrayLike) -> Bool[np.ndarray, " N"]:
-    """(N,) whether a token is in the tenth with the highest MI_t, which has at least one token.
+    """(N,) whether a token is among the tenth with the highest MI_t, at least one token.
 
-    Of tokens with equal MI_t, the first ones are taken.
+    Among tokens with equal MI_t, the first ones are taken.
 
     Example:
         >>> high_stratum([0.1, 0.9, 0.2]).tolist()  # a tenth of three is one
@@ -92,7 +94,7 @@ def high_stratum(information: ArrayLike) -> Bool[np.ndarray, " N"]:
 
 
 def correlations(rows: Clustered, **columns: ArrayLike) -> Float[np.ndarray, "values c c"]:
-    """(1 + resamples, c, c) Spearman correlations of c columns: on all rows, then on resamples."""
+    """(1 + resamples, c, c) Spearman correlations of c columns: of all rows, then of resamples."""
     groups = [np.unique(c, return_inverse=True)[1] for c in rows.columns(**columns)]
     drawn = bootstrap_values(
         lambda counts: np.array([_correlation(groups, times) for times in counts]), rows
@@ -103,11 +105,11 @@ def correlations(rows: Clustered, **columns: ArrayLike) -> Float[np.ndarray, "va
 def _correlation(
     groups: Sequence[Int[np.ndarray, " N"]], times: Int[np.ndarray, " N"]
 ) -> Float[np.ndarray, "c c"]:
-    """(c, c) Spearman correlations of a sample with each row so many times.
+    """(c, c) Spearman correlations of a sample in which each row occurs `times` times.
 
-    NaN if a column is constant. `groups` has an array (N,) for each column: the places of its
-    values among its distinct ones. Ranks from the sizes of these groups take a quarter of the time
-    of sorting every sample.
+    NaN if a column is constant. `groups` has an array (N,) for each column: the number of each
+    value among the column's distinct values. Computing ranks from the sizes of these groups takes a
+    quarter of the time of sorting every sample.
     """
     ranks = []
     for group in groups:
@@ -120,5 +122,5 @@ def _correlation(
 
 
 def _interval(values: Float[np.ndarray, " values"], rows: Clustered) -> Interval:
-    """95 % interval of a statistic (1 + B,): its value, then its values on resamples."""
+    """95 % interval of a statistic (1 + B,): its value, followed by its values on resamples."""
     return percentile_interval(float(values[0]), values[1:], rows.n_clusters)

@@ -1,4 +1,4 @@
-"""Which heads carry a token's disagreement, how concentrated it is, and the same for noise.
+"""Which heads carry a token's disagreement, and is this more concentrated than noise?
 
 Axes: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural Analysis" of the
 paper (criticality, its Herfindahl index, the permutation null).
@@ -12,20 +12,21 @@ from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
 SHUFFLES = 1000
-"""Permutations of a token's divergences over masks, as in the paper."""
+"""Number of permutations of a token's divergences over its masks, as in the paper."""
 FEWEST_MASKS = 100
-"""With fewer masks, a head's criticality is noise. The paper uses 300."""
+"""Least number of masks. With fewer, a head's criticality is noise. The paper uses 300."""
 ROUNDING = 1e-12
-"""Smaller differences of an index in [1/H, 1] count as equal."""
+"""Differences of an index in [1/H, 1] below this count as zero."""
 
 
 def head_criticality(kl: ArrayLike, masks: ArrayLike) -> Float[np.ndarray, "T H"]:
-    """How much further a prediction is from the ensemble mean under masks that ablate a head.
+    """How much a head matters: how much further predictions are from the mean without it.
 
-    (T, H) nats: for every token and head, the mean divergence over the masks that ablate the head
-    minus that over the masks that keep it. NaN if no mask ablates it, or none keeps it. Positive:
-    without the head, the prediction diverges more. If masks are independent, this is an unbiased
-    estimate of the head's marginal effect. Source: equation "criticality" of the paper.
+    (T, H) nats: for every token and head, the mean divergence from the ensemble mean over the masks
+    that ablate the head, minus that over the masks that keep it. Positive: without the head, the
+    prediction diverges more. NaN if all masks ablate the head, or all keep it. If masks are
+    independent, this is an unbiased estimate of the head's marginal effect. Source: equation
+    "criticality" of the paper.
 
     Args:
         kl: (S, T) divergence of each subnetwork from the ensemble mean, nats
@@ -44,9 +45,9 @@ def head_criticality(kl: ArrayLike, masks: ArrayLike) -> Float[np.ndarray, "T H"
 def concentration(criticality: ArrayLike) -> np.ndarray:
     """Herfindahl index of the positive part of a profile over heads.
 
-    The share of a head is max(b_h, 0) divided by the sum of these over heads, and the index is the
-    sum of the squared shares: an array (...) of criticality (..., H). It is 1/H if all heads are
-    equal, 1 if one head has all, and NaN if none is positive. A head with NaN has no share.
+    The share of a head is max(b_h, 0), divided by the sum of these over heads. The index is the sum
+    of the squared shares: an array (...) for criticality (..., H). It is 1/H if all heads are
+    equal, 1 if only one head is positive, and NaN if none is. A head with NaN has no share.
 
     The inverse of the index is an effective number of heads. Always compare it with its null: noise
     has about ten effective heads for 32 heads and 300 masks.
@@ -56,7 +57,7 @@ def concentration(criticality: ArrayLike) -> np.ndarray:
         0.5
     """
     known = np.nan_to_num(np.asarray(criticality, dtype=float))
-    # Relative to the largest: squares of tiny values would vanish, and zeros be rounding errors.
+    # Divide by the largest: otherwise squares of tiny values underflow, and rounding errors count.
     largest = np.abs(known).max(-1, keepdims=True, initial=0)
     share = np.divide(known, largest, out=np.zeros_like(known), where=largest > 0)
     share[share < ROUNDING] = 0
@@ -65,9 +66,9 @@ def concentration(criticality: ArrayLike) -> np.ndarray:
 
 
 class PermutationNull(NamedTuple):
-    """Observed concentration beside that of divergences that are independent of the masks.
+    """Observed concentration, and that of divergences which do not depend on the masks.
 
-    Arrays (T,), NaN where undefined.
+    All are arrays (T,), with NaN where undefined.
 
     Attributes:
         z: observed index minus mean of the null, divided by the null's standard deviation. Higher =
@@ -82,10 +83,10 @@ class PermutationNull(NamedTuple):
 
 
 def permutation_null(kl: ArrayLike, masks: ArrayLike, seed: int) -> PermutationNull:
-    """Concentration against a null that permutes a token's divergences over its masks.
+    """Concentration compared with a null that permutes a token's divergences over its masks.
 
-    All tokens of an example share the permutations, since they share masks. Each head keeps its
-    number of masks, and each token its divergences, with outliers.
+    All tokens of an example share the permutations, since they share masks. So each head keeps its
+    number of masks, and each token its divergences, including outliers.
 
     Args:
         kl, masks: as in `head_criticality`, of one example.
@@ -104,8 +105,8 @@ def permutation_null(kl: ArrayLike, masks: ArrayLike, seed: int) -> PermutationN
     unshuffled = np.tile(np.arange(len(kept)), (SHUFFLES, 1))
     order = np.random.default_rng(seed).permuted(unshuffled, axis=1)
     observed = concentration(divergence.T @ contrasts)
-    # A draw with one huge divergence at a mask that keeps all heads has no positive head: its index
-    # is NaN, which pandas leaves out.
+    # If one huge divergence falls on a mask that keeps all heads, no head is positive. The index of
+    # that draw is NaN, which pandas leaves out.
     draws = (concentration(token[order] @ contrasts) for token in divergence.T)
     null = pd.DataFrame(dict(enumerate(draws)), index=range(SHUFFLES))
     spread = null.std().where(lambda sd: sd > ROUNDING)
@@ -118,8 +119,8 @@ def _checked(
 ) -> tuple[Float[np.ndarray, "S T"], Bool[np.ndarray, "S H"]]:
     """Divergences minus the smallest one of their token, and which heads are kept.
 
-    A constant that is added to a token's divergences does not change criticality. With the smallest
-    one subtracted, a token of equal divergences has criticality exactly 0.
+    Adding a constant to a token's divergences does not change criticality. With the smallest one
+    subtracted, a token with equal divergences has a criticality of exactly 0.
     """
     divergence, mask = np.asarray(kl, dtype=float), np.asarray(masks)
     shapes = f"got {divergence.shape} and {mask.shape}"
@@ -135,7 +136,7 @@ def _checked(
 
 
 def _contrasts(kept: Bool[np.ndarray, "S H"]) -> Float[np.ndarray, "S H"]:
-    """(S, H) weights: criticality is the sum of divergences times these. NaN where undefined."""
+    """(S, H) weights: criticality is the weighted sum of the divergences. NaN where undefined."""
     times = kept.sum(0)
     others = len(kept) - times
     weights = np.where(kept, -1 / np.maximum(times, 1), 1 / np.maximum(others, 1))

@@ -1,7 +1,7 @@
-"""Tokens and heads of the causal probe, and how often predictions flip without the heads.
+"""Choose tokens and heads for the causal probe, and compute how often predictions flip.
 
-Source: appendix "Head-Level Structural Analysis" of the paper, table "causal-flip", which has
-no intervals and no random heads as a control.
+Source: appendix "Head-Level Structural Analysis" of the paper, table "causal-flip". The paper has
+no intervals, and no random heads as a control.
 """
 
 import numpy as np
@@ -17,16 +17,16 @@ from lm_polygraph_asmi.analysis.clusters import (
 )
 
 COUNT = 200
-"""Tokens of highest and of lowest MI, as in the paper."""
+"""Number of tokens with the highest MI, and with the lowest MI, as in the paper."""
 NUMBERS = (1, 2, 4, 8, 16)
-"""Numbers of heads ablated together, as in the paper."""
+"""Numbers of heads that are ablated together, as in the paper."""
 
 
 def extremes(mi: pd.Series, count: int = COUNT) -> tuple[pd.Index, pd.Index]:
     """Indices of the `count` tokens of highest and of lowest MI, the most extreme first.
 
-    With fewer than 2 x count tokens, each group is half of them. Of equal MI, the first are taken.
-    NaN is never chosen.
+    If there are fewer than 2 x count tokens, each group has half of them. Among tokens of equal MI,
+    the first ones are taken. NaN is never chosen.
     """
     known = mi.dropna()
     count = min(count, len(known) // 2)
@@ -35,17 +35,17 @@ def extremes(mi: pd.Series, count: int = COUNT) -> tuple[pd.Index, pd.Index]:
 
 
 def ablations(order: ArrayLike, numbers: ArrayLike) -> Float[np.ndarray, "... K H"]:
-    """(..., K, H) masks, 1 = kept: for each of K `numbers` k, the first k heads of an order
+    """(..., K, H) masks, 1 = kept. For each k of the K `numbers`, the first k heads of the order
     (..., H) are ablated."""
-    rank = np.argsort(np.asarray(order), axis=-1)  # of each head
+    rank = np.argsort(np.asarray(order), axis=-1)  # place of each head in the order
     return (rank[..., None, :] >= np.asarray(numbers)[:, None]).astype(float)
 
 
 def flip_rates(flips: ArrayLike, rows: Clustered) -> list[Interval]:
-    """Share of tokens that flip, for each number of ablated heads, with 95 % intervals.
+    """Share of tokens that flip for each number of ablated heads, with 95 % intervals.
 
-    Intervals are a bootstrap over whole clusters. They are Wilson's over clusters if each cluster
-    has one token, or if none or all flip, because resamples of equal values do not vary.
+    Intervals are from a bootstrap over whole clusters. They are Wilson's over clusters if each
+    cluster has one token, or if none or all flip, since resamples of equal values do not vary.
 
     Args:
         flips: (m, K), a column for each number of ablated heads. 1 = the token flips, or a fraction
@@ -65,7 +65,7 @@ def flip_rates(flips: ArrayLike, rows: Clustered) -> list[Interval]:
 
 
 def _rate(flips: Float[np.ndarray, " m"], rows: Clustered) -> Interval:
-    """The share of one number of heads."""
+    """The share of tokens that flip, for one number of heads."""
     rate, total, equal = float(flips.mean()), rows.n_clusters, not np.ptp(flips)
     if np.isin(flips, (0, 1)).all() and (equal or total == len(flips)):
         return wilson_interval(round(rate * total), total)

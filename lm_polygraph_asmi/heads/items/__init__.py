@@ -4,6 +4,6 @@ from lm_polygraph_asmi.heads.items.heads import head_coupling
 from lm_polygraph_asmi.heads.items.probe import causal_probe
 
 REPORT_ITEMS = (head_coupling, causal_probe)
-"""In the order of the report."""
+"""Items on heads, in the order of the report."""
 
 __all__ = ["REPORT_ITEMS"]

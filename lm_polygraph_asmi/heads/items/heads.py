@@ -1,7 +1,7 @@
-"""Which heads carry the disagreement, and whether it goes with uncertainty.
+"""Items on heads: which heads carry the disagreement, and does this go with uncertainty?
 
-Appendix "Head-Level Structural Analysis" of the paper, from runs that kept their masks and
-divergences (`asmi_heads`). A dagger marks what the paper does not report.
+They follow appendix "Head-Level Structural Analysis" of the paper, and need runs that saved masks
+and divergences (`asmi_heads`). A dagger marks what the paper does not report.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ NEEDS = f"no run saved masks and divergences of {FEWEST_MASKS} masks or more: ne
 
 
 def dissected(group: RunGroup, depth: float) -> tuple[Run, list[dict[str, Any]]] | None:
-    """The run with the most masks at a depth, of those that saved details, and these."""
-    found = ((run, run.at(depth, "masks", "kl")) for run in group.runs)
-    saved = [(run, rows) for run, rows in found if rows]
+    """The run with the most masks at a depth, among those that saved details; with its rows."""
+    details = ((run, run.at(depth, "masks", "kl")) for run in group.runs)
+    saved = [(run, rows) for run, rows in details if rows]
     return max(saved, key=lambda each: len(each[1][0]["masks"]), default=None)
 
 
@@ -44,11 +44,11 @@ def dissected_depths(group: RunGroup) -> list[float]:
 
 @once
 def profiles(group: RunGroup, depth: float) -> pd.DataFrame:
-    """The tokens of a setting at a depth. It takes seconds for a hundred answers.
+    """Tokens of a setting at a depth. This takes seconds for a hundred answers.
 
-    Columns: answer (number of the row in use), mi (nats), entropy of the unmasked model (nats), z,
-    heads (effective number), noise (the same of the null), and high: whether a token is in the
-    high-MI stratum of the tokens that have z.
+    Columns: answer (number among the rows in use), mi (nats), entropy of the unmasked model (nats),
+    z, heads (effective number), noise (the same for the null), and high: whether the token is in
+    the high-MI stratum of the tokens with a defined z.
     """
     run, saved = dissected(group, depth) or (None, [])
     if run is None or len(saved[0]["masks"]) < FEWEST_MASKS:
@@ -70,7 +70,7 @@ def profiles(group: RunGroup, depth: float) -> pd.DataFrame:
 
 
 def _profile(saved: dict[str, Any]) -> pd.DataFrame:
-    """What the masks of one answer tell of its tokens."""
+    """Concentration of criticality for each token of one answer, from its masks."""
     kl = np.asarray(saved["kl"], dtype=float)
     null = permutation_null(kl, saved["masks"], seed=int(saved["mask_seed"]))
     return pd.DataFrame(
@@ -84,7 +84,7 @@ def _profile(saved: dict[str, Any]) -> pd.DataFrame:
 
 
 def _rows(group: RunGroup, tokens: pd.DataFrame, unit: str = "clusters") -> Clustered:
-    """Tokens in clusters of the setting, or of an example if `unit` is "examples"."""
+    """The tokens in the setting's clusters; if `unit` is "examples", each answer is a cluster."""
     keys = np.asarray(group.clusters) if unit == "clusters" else np.arange(len(group))
     return Clustered(keys.astype(str)[tokens["answer"]])
 
@@ -99,7 +99,7 @@ def effective_heads(group: RunGroup, depth: float) -> Interval:
 
 @once
 def coupled(group: RunGroup, depth: float, unit: str = "examples") -> Coupling:
-    """The coupling of a setting at a depth."""
+    """Correlations of MI and entropy with z, for a setting at a depth."""
     tokens = profiles(group, depth).dropna(subset="z")
     if len(tokens) <= 2:
         raise Unavailable("too few tokens with z_t")
@@ -110,7 +110,7 @@ def coupled(group: RunGroup, depth: float, unit: str = "examples") -> Coupling:
 
 @once
 def sharpened(group: RunGroup, depth: float) -> Interval | None:
-    """Coupling at a depth minus that at the shallowest depth. None at the shallowest."""
+    """Coupling at a depth minus that at the shallowest depth; None at the shallowest depth."""
     first = dissected_depths(group)[0]
     if depth == first:
         return None
@@ -121,7 +121,7 @@ def sharpened(group: RunGroup, depth: float) -> Interval | None:
 
 
 def at_all_depths(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, float]]:
-    """Each setting with each of its depths that have head data, else with its own depth."""
+    """Each setting with each depth that has head data; with its own depth if none has."""
     return [(g, depth) for g in groups for depth in dissected_depths(g) or [g.depth]]
 
 
@@ -149,16 +149,17 @@ def head_coupling(groups: Sequence[RunGroup]) -> Items:
         }
 
     notes = [
-        "**Compare n_eff with that of noise, in the next column.** Divergences permuted over the "
-        "masks have effective heads too: about ten for 32 heads and 300 masks, so the paper's 9.1 "
-        "to 9.7 show no more than that; about 3 for 9 heads, 2 for 4. n_eff: mean of 1/HHI over "
-        "the tenth of the tokens with the highest MI_t, 95 % over clusters.",
-        "z: the index HHI against 1,000 permutations, in standard deviations of the null; higher: "
-        "criticality more concentrated than noise. Without z: tokens without a head of positive "
-        "criticality, or that no mask changes. ρ: Spearman correlations over tokens with MI_t and "
-        "with the single-pass entropy H_t; difference: the first minus the second; minus "
-        "shallowest: ρ(MI, z) less that at the first depth. 95 % intervals over examples, as in "
-        "the paper, or over clusters (questions on one text are dependent) where marked. " + DAGGER,
+        "**Compare n_eff with that of noise, in the next column.** Divergences that are permuted "
+        "over the masks have effective heads, too: about ten for 32 heads and 300 masks, so the "
+        "paper's 9.1 to 9.7 are no more than noise has; about 3 for 9 heads, and 2 for 4. n_eff: "
+        "mean of 1/HHI over the tenth of the tokens with the highest MI_t, 95 % over clusters.",
+        "z: the index HHI minus its mean over 1,000 permutations, in standard deviations of "
+        "these; higher: criticality is more concentrated than noise. Without z: tokens without a "
+        "head of positive criticality, or that no mask changes. ρ: Spearman correlations over "
+        "tokens with MI_t and with the token entropy H_t of the unmasked model. Difference: the "
+        "first minus the second. Minus shallowest: ρ(MI, z) minus its value at the shallowest "
+        "depth. 95 % intervals are over examples, as in the paper, or over clusters (questions "
+        "on one text are dependent) where marked. " + DAGGER,
     ]
     return frame(
         "head_coupling",
@@ -177,7 +178,7 @@ def head_coupling(groups: Sequence[RunGroup]) -> Items:
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    """The coupling of MI_t at all depths, and that of H_t, a panel per setting."""
+    """Coupling of MI_t and of H_t at all depths, one panel per setting."""
     panels = {
         str(setting): {
             f"{name}, {row['depth']}": row[f"ρ({name}, z)"]

@@ -1,4 +1,4 @@
-"""Predictions that flip without some heads: table "causal-flip" of the paper, and random heads."""
+"""Item on predictions that flip without some heads: table "causal-flip" of the paper."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,18 +21,18 @@ ROWS: dict[str, tuple[str, str, Any]] = {
     "high MI, random heads†": ("high", "random", (figures.ORANGE, "--", "s")),
     "low MI, random heads†": ("low", "random", (figures.GREY, ":", "D")),
 }
-"""Row of the table -> group of tokens, the rule by which their heads were chosen, and its curve."""
+"""Row of the table -> group of tokens, rule that chose their heads, and style of the curve."""
 OTHERWISE = "no run has a probe: polygraph_asmi heads probe RUN --model MODEL --device-map auto"
 
 
 def probed(group: RunGroup) -> list[tuple[Run, Probe]]:
-    """The runs of a setting that have a probe, and these."""
+    """The runs of a setting that have a probe, each with its probe."""
     probes = ((run, read_probe(run.path)) for run in group.runs)
     return [(run, probe) for run, probe in probes if probe is not None]
 
 
 def rates(run: Run, probe: Probe, name: str) -> list[Interval]:
-    """Flip rate of the tokens of one of `ROWS`, in percent, for each k."""
+    """Flip rates in percent of the tokens in one of `ROWS`, for each number k of heads."""
     level, rule, _ = ROWS[name]
     clusters = np.asarray(run.cluster_keys)[probe.tokens["row"][probe.groups[level]]]
     flips = flip_rates(probe.flipped(rule, level), Clustered(clusters))
@@ -58,10 +58,10 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
     notes = [
         "**High-MI tokens flip under random heads by construction**: MI_t is disagreement "
         "under random masks. Compare the rows of critical heads with those of random ones.",
-        "Percentage of tokens whose most likely token changes under the ablation, compared "
-        "with the same passes without an ablation; 95 % intervals over clusters (Wilson's if "
-        "none or all flip). Critical: heads by criticality on that token, highest first; "
-        "after the positive heads follow those that help. Random: mean over the draws. " + DAGGER,
+        "Percentage of tokens whose most likely token changes with the ablation, compared with "
+        "the same passes without an ablation; 95 % intervals over clusters (Wilson's if none or "
+        "all flip). Critical: heads by criticality on that token, highest first; heads of "
+        "negative criticality come last. Random: mean over the draws. " + DAGGER,
         *(_note(group, probe) for group in found.groups for _, probe in probed(group)),
     ]
     return frame(
@@ -76,21 +76,21 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
 
 
 def _note(group: RunGroup, probe: Probe) -> str:
-    """Where heads were ablated, and on how many tokens predictions differ without an ablation."""
+    """Where heads were ablated, and for how many tokens predictions differ without an ablation."""
     used, tokens = probe.settings, probe.tokens
     other = int((tokens["argmax"] != tokens["token"]).sum())
     changed = int((tokens["replayed"] != tokens["argmax"]).sum())
     return (
-        f"{group.label}: layer {used.get('layer')}, scope {used.get('scope')}; on {other} "
-        "of the tokens the unmasked model's most likely token is not the answer's; on "
-        f"{changed} the passes without an ablation, which flips are counted against, predict "
-        "another one."
+        f"{group.label}: layer {used.get('layer')}, scope {used.get('scope')}. For {other} of the "
+        f"tokens, the unmasked model's most likely token is not the answer's. For {changed}, the "
+        "passes without an ablation, against which flips are counted, predict another token than "
+        "the unmasked model."
     )
 
 
 @figures.styled
 def _figure(panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Interval]]]]) -> Figure:
-    """Share of tokens that flip over the number of ablated heads, a panel per setting."""
+    """Share of tokens that flip over the number of ablated heads, one panel per setting."""
     figure, axes = figures.grid(len(panels), 3.2, 2.5)
     for ax, (title, (k, curves)) in zip(axes, panels.items(), strict=True):
         for name, curve in curves.items():
@@ -98,7 +98,7 @@ def _figure(panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Inte
             value, low, high = np.array(curve, dtype=float).T
             ax.plot(k, value, color=colour, linestyle=style, marker=mark, markersize=3, label=name)
             ax.fill_between(k, low, high, facecolor=colour, alpha=0.1, linewidth=0)
-            # Bands overlap: edges distinguish them.
+            # Bands overlap, so draw their edges, too.
             ax.plot(k, np.column_stack([low, high]), color=colour, linestyle=style, linewidth=0.5)
         ax.set_xscale("log", base=2)
         ax.set_xticks(k, [str(number) for number in k])

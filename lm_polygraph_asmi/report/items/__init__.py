@@ -33,17 +33,17 @@ MAIN: tuple[Make, ...] = (
     mechanism, cosines, datasets, cost, confident_fragile, by_regime, payoff, coverage, truncation,
     boundary, distinct, ensemble_mean, flags, aurc, selector,
 )  # fmt: skip
-"""The paper's, in its order, up to the analysis of heads."""
+"""Items of the paper, in its order, up to the analysis of heads."""
 LAST: tuple[Make, ...] = (depths, screen, head_to_head, stability)
-"""The paper's, after the analysis of heads."""
+"""Items of the paper after the analysis of heads."""
 HEADS = "lm_polygraph_asmi.heads.items"
-"""Module with the items of heads."""
+"""Module with the items of the analysis of heads."""
 
 
 def every_report_item() -> list[Make]:
-    """Functions of all items, in the order of a full report.
+    """Functions that make the items of a full report, in its order.
 
-    Each returns items, or `MissingItem` with the reason why there are none.
+    Each returns items, or `MissingItem` with the reason why data are missing.
     """
-    # Imported here, because it imports this package.
+    # Imported here to avoid a cycle, since the module imports this package.
     return [*PAGE, *MAIN, *import_module(HEADS).REPORT_ITEMS, *LAST]

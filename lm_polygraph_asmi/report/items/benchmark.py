@@ -1,4 +1,4 @@
-"""Benchmark, head-to-head, depths, stability."""
+"""Items on the benchmark: PRR, paired comparisons, depths, and seed stability."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -44,16 +44,16 @@ FAMILIES = {
     "KernelLanguageEntropy": "samples", "PTrue": "probing", "PTrueSampling": "probing",
     "RAUQ": "attention", "RAUQ (entropy)": "attention",
 }  # fmt: skip
-"""The paper's 17 baselines and their families. Any other method is "other"."""
+"""The paper's 17 baselines and their families. All other methods are "other"."""
 ASMI_FAMILY = "head masks"
 SAMPLING = {m for m, family in FAMILIES.items() if family == "samples"} | {"PTrueSampling"}
 """Baselines that depend on the sampled answers."""
 
 
 def _families(groups: Sequence[RunGroup]) -> dict[str, str]:
-    """The family of each method.
+    """Family of each method.
 
-    The paper's baselines come first, in its order, then other methods, then ASMI's by depth.
+    First come the paper's baselines in its order, then other methods, then ASMI's by depth.
     """
     names = dict.fromkeys(method for group in groups for method in group.scores)
     asmi = {method: config.depth for group in groups for method, config in group.methods.items()}
@@ -66,10 +66,10 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
     """Table "bench_main" of the paper with all methods and depths."""
     notes = [
         "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. The highest "
-        "among baselines and the variants at the operating depth is bold if the paired 95 % "
-        "interval (over clusters) of its difference from the next best excludes 0, else italic. "
-        "Compare only within a column. Ties: mean over all orders; LM-Polygraph's own PRR takes "
-        "them in file order.",
+        "PRR among baselines and the variants at the operating depth is bold if the paired 95 % "
+        "interval (over clusters) of its difference from the next highest excludes 0, and italic "
+        "otherwise. Compare only within a column. Ties: mean over all orders, while "
+        "LM-Polygraph's own PRR takes them in file order.",
         f"Figure: 95 % intervals over clusters ({PRR_RESAMPLES:,} resamples), uncorrected.",
     ]
     return [
@@ -85,7 +85,7 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
 
 
 def minus_msp(groups: Sequence[RunGroup]) -> Items:
-    """Every method against the cheapest one."""
+    """Every method compared with MSP, the cheapest one."""
     title = "PRR minus that of MSP"
     groups = [group for group in groups if MSP in group.scores and len(group.scores.columns) > 1]
     if not groups:
@@ -106,17 +106,17 @@ def minus_msp(groups: Sequence[RunGroup]) -> Items:
 
 
 def _intervals(group: RunGroup) -> dict[str, Interval]:
-    return {method: found.interval for method, found in prrs_of(group).items()}
+    return {method: prr.interval for method, prr in prrs_of(group).items()}
 
 
 def _minus_msp(group: RunGroup) -> dict[str, Interval]:
-    return {method: found.minus_msp for method, found in prrs_of(group).items()}
+    return {method: prr.minus_msp for method, prr in prrs_of(group).items()}
 
 
 def _forest(
     groups: Sequence[RunGroup], values: Callable[[RunGroup], Mapping[str, Interval]], label: str
 ) -> Callable[[], Figure]:
-    """The figure of values of every method."""
+    """The figure with the values of every method."""
     return partial(
         figures.forest,
         {group.label: {brief(m): i for m, i in values(group).items()} for group in groups},
@@ -140,7 +140,7 @@ def _difference(group: RunGroup, first: str, second: str) -> Interval:
 def _by_method(
     groups: Sequence[RunGroup], values: Callable[[RunGroup], Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """A row per method, a column per setting."""
+    """A table with a row per method and a column per setting."""
     families = _families(groups)
     table = pd.DataFrame({"method": list(families), "family": list(families.values())})
     for group in groups:
@@ -150,7 +150,7 @@ def _by_method(
 
 def _marked(group: RunGroup) -> dict[str, Any]:
     """PRR of a setting's methods. The highest is marked."""
-    by_method: dict[str, Any] = {method: found.prr for method, found in prrs_of(group).items()}
+    by_method: dict[str, Any] = {method: prr.prr for method, prr in prrs_of(group).items()}
     best = _ranked(group, [*group.baselines, *group.variants.values()])[:2]
     if len(best) == 2:
         by_method[best[0]] = leading(by_method[best[0]], _difference(group, *best))
@@ -166,14 +166,14 @@ def _ranked(group: RunGroup, methods: Iterable[str]) -> list[str]:
 @per_setting(
     "datasets",
     "Datasets",
-    "Prompt and answer tokens: medians. Tokens an answer, of right and of wrong answers: means. "
-    "Empty: share of answers without a letter or digit. Right: share with quality of at least 0.5.",
+    "Prompt and answer tokens: medians. Tokens of all, right and wrong answers: means. Empty: "
+    "share of answers without a letter or digit. Right: share with a quality of at least 0.5.",
 )
 def datasets(group: RunGroup) -> dict[str, Any]:
     """Table "datasets" of the paper."""
     prompts, empty = group.saved("asmi_prompt_length"), says_nothing(group.saved("greedy_texts"))
     answers = group.saved("greedy_tokens") or group.saved("asmi_tokens") or []
-    lengths = np.array([float(len(tokens)) for tokens in answers])  # with the closing token
+    lengths = np.array([float(len(tokens)) for tokens in answers])  # the closing token counts
 
     def mean(chosen: np.ndarray) -> float | None:
         return float(lengths[chosen].mean()) if answers and chosen.any() else None
@@ -195,7 +195,7 @@ def datasets(group: RunGroup) -> dict[str, Any]:
 
 
 COMPARED = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP")
-"""Columns of the head-to-head table, first minus second."""
+"""Columns of the head-to-head table. Each is a first method minus a second."""
 
 
 def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
@@ -219,10 +219,10 @@ def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
 @per_setting(
     "head_to_head",
     "Head-to-head: paired differences of PRR",
-    "Top: the ASMI variant of highest PRR on a setting's answers; SemEnt: semantic entropy (needs "
-    "an NLI model). Paired bootstrap of clusters; positive: ASMI is higher. Intervals are "
-    "uncorrected. The best baseline (of those in the run) and the top variant are chosen on the "
-    "same answers; intervals ignore that choice.",
+    "Top: the ASMI variant with the highest PRR on a setting's answers. SemEnt: semantic "
+    "entropy, which needs an NLI model. Paired bootstrap of clusters; positive: ASMI is higher. "
+    "Intervals are uncorrected. The best baseline of the run and the top variant are chosen on "
+    "the same answers, which the intervals do not take into account.",
     figure=partial(
         figures.by_setting,
         columns=dict(zip(COMPARED, COMPARED, strict=True)),
@@ -247,7 +247,7 @@ def head_to_head(group: RunGroup) -> dict[str, Any]:
 
 
 class VariantSweep(NamedTuple):
-    """A variant's methods at the depths that all settings have, by setting."""
+    """The methods of a variant at the depths that all settings have, by setting."""
 
     symbol: str
     depths: list[float]
@@ -255,7 +255,7 @@ class VariantSweep(NamedTuple):
 
 
 def _sweeps(groups: Sequence[RunGroup]) -> Iterator[VariantSweep]:
-    """Sweeps of at least two depths over settings of several clusters, which can be halved."""
+    """Variants scored at two or more depths, on settings with at least two clusters to halve."""
     for symbol in ("Adapt-ASMI", "Sem-ASMI"):
         swept = {c: _by_depth(c, symbol) for c in groups if c.answers.n_clusters > 1}
         swept = {c: methods for c, methods in swept.items() if len(methods) > 1}
@@ -266,13 +266,13 @@ def _sweeps(groups: Sequence[RunGroup]) -> Iterator[VariantSweep]:
 
 
 def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A row per depth, and the curves of the figure."""
+    """One row per depth, and the curves of the figure."""
     scores = {c: np.array([c.score(m) for m in names]) for c, names in sweep.methods.items()}
     selection = depth_selection([Sweep(scores[c], c.answers) for c in scores])
     if np.ptp(selection.aggregate) == 0:
         raise Unavailable("PRR is the same at all depths")
     drawn = {c: _drawn_at_depths(c, *names) for c, names in sweep.methods.items()}
-    # The mean over the settings where PRR is defined, in every resample (B, D).
+    # In each resample, the mean over settings where PRR is defined: (B, D).
     mean = np.nanmean([prr for prr in drawn.values() if np.isfinite(prr).any()], axis=0)
     interval = partial(percentile_interval, clusters=min(c.answers.n_clusters for c in scores))
     first, second = np.argsort(-selection.aggregate, kind="stable")[:2]
@@ -302,19 +302,24 @@ def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, An
 
 
 def depths(groups: Sequence[RunGroup]) -> Items:
-    """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
+    """Appendix "Full Benchmark and Depth Sweep": the best depth, and whether halves agree on it."""
     by_size = sorted(groups, key=len, reverse=True)
     largest = {(group.model, group.dataset): group for group in reversed(by_size)}
     doubled = [group.label for group in groups if group not in largest.values()]
     groups = [group for group in groups if group in largest.values()]
     notes = [
         "Aggregate: mean over settings. The highest is bold if the paired 95 % interval (over "
-        "clusters) of its difference from the next excludes 0, else italic. Selected on halves: in "
-        "1,000 random splits of the clusters, how often a depth is best on the first half. Regret: "
-        "the PRR that this choice loses on the second half (no regret: share of splits that lose "
-        "nothing). It describes the whole procedure and is shown in the row of the chosen depth.",
+        "clusters) of its difference from the next highest excludes 0, and italic otherwise. "
+        "Selected on halves: share of 1,000 random splits of the clusters in which a depth is "
+        "best on the first half. Regret: PRR that this choice loses on the second half (no "
+        "regret: share of splits that lose nothing). Regret describes the whole procedure, and "
+        "is shown in the row of the chosen depth.",
         "Figure: pointwise 95 % bands of the mean over clusters (2,000 resamples).",
-        *([f"Left out, a larger run has the questions: {'; '.join(doubled)}."] if doubled else []),
+        *(
+            [f"Left out, since a larger run has the questions: {'; '.join(doubled)}."]
+            if doubled
+            else []
+        ),
     ]
     return frame(
         "depth_selection",
@@ -331,7 +336,7 @@ def depths(groups: Sequence[RunGroup]) -> Items:
 
 @once
 def _drawn_at_depths(group: RunGroup, *methods: str) -> np.ndarray:
-    """(B, D) PRR at every depth. Settings with the same questions share their resamples."""
+    """(B, D) PRR at every depth. Settings with the same questions share the resamples."""
     return prr_draws([group.score(m) for m in methods], group.answers, RESAMPLES)
 
 
@@ -348,13 +353,13 @@ def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
 @per_setting(
     "stability",
     "Seed stability: the same answers with other masks and samples",
-    "PRR over seeds on the same answers; rank ρ: mean Spearman correlation of pairs of seeds. With "
-    "few seeds, the sd is imprecise.",
+    "PRR over seeds on the same answers. Rank ρ: mean Spearman correlation of pairs of seeds. "
+    "With few seeds, the standard deviation is imprecise.",
     digits=3,
     otherwise="no answers were scored twice with other masks or samples (see asmi_stability)",
 )
 def stability(group: RunGroup) -> list[dict[str, Any]]:
-    """Table "stability" of the paper: other seeds of masks and samples, same answers."""
+    """Table "stability" of the paper: the same answers with other seeds of masks and samples."""
     columns = "mean PRR", "sd", "lowest", "highest", "rank ρ"
     return [
         {"setting": group.label, "method": method, "seeds": len(drawn)}
@@ -364,7 +369,7 @@ def stability(group: RunGroup) -> list[dict[str, Any]]:
 
 
 def other_seeds(group: RunGroup) -> dict[str, np.ndarray]:
-    """Method without its seed -> (R, n) scores, a row per seed of its masks and samples."""
+    """Method without its seed -> (R, n) scores, one row per seed of masks and samples."""
     drawn: dict[str, dict[tuple[Any, ...], np.ndarray]] = {}
     by_name: dict[str, ASMIConfig] = {}
     for run in group.runs:
@@ -380,6 +385,6 @@ def other_seeds(group: RunGroup) -> dict[str, np.ndarray]:
             if np.isfinite(scores).all():
                 name = method if config is None else str(config.replace(seed=ASMIConfig.seed))
                 if config and not config.same_but(by_name.setdefault(name, config), "seed"):
-                    continue  # of another number of samples
+                    continue  # it has another number of samples
                 drawn.setdefault(name, {}).setdefault(seed, scores)
     return {n: np.array([*by_seed.values()]) for n, by_seed in drawn.items() if len(by_seed) > 1}

@@ -1,4 +1,4 @@
-"""Limits of the method: closed-book recall, and truncation to the top K tokens."""
+"""Items on the limits of the method: closed-book recall, and truncation to the top K tokens."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,9 +18,9 @@ from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_dep
 
 
 def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
-    """Numbers of the rows of two settings that have the same question, and perhaps answer.
+    """Pairs of row numbers of two settings with the same question, and perhaps the same answer.
 
-    Questions are the same if their ids are, or their prompts where a setting has no ids.
+    Questions are the same if their ids are equal or, if a setting has no ids, their prompts.
     """
     by_id = bool(first.ids and second.ids)
     first_keys, second_keys = (
@@ -35,7 +35,7 @@ def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list
 
 
 def twins(groups: Sequence[RunGroup]) -> Iterator[tuple[RunGroup, RunGroup]]:
-    """Closed-book settings, each with the open-book setting that shares the most questions."""
+    """Closed-book settings, each with the open-book setting that shares most questions with it."""
     for closed in (group for group in groups if group.closed_book and group.ids):
         source = closed.run.recorded("dataset").get("source")
         opened = [
@@ -52,17 +52,17 @@ def twins(groups: Sequence[RunGroup]) -> Iterator[tuple[RunGroup, RunGroup]]:
 
 
 def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
-    """Rows of both settings, over the questions of both.
+    """One row for each of the two settings, over the questions that both have.
 
     Raises:
-        Unavailable: no question is in both.
+        Unavailable: the settings have no question in common.
     """
     opened, closed = twins
     pairs = pairs_of_rows(opened, closed, same_answers=False)
     if not pairs:
         raise Unavailable("no question is in both runs")
     opened_rows, closed_rows = map(list, zip(*pairs, strict=True))
-    # Closed-book prompts have no passage: they use the clusters of their open-book twins.
+    # Closed-book prompts have no passage, so both settings use the open-book clusters.
     clusters = opened.answers.take(opened_rows).clusters
     rows = []
     for group, chosen in ((opened, opened_rows), (closed, closed_rows)):
@@ -85,8 +85,8 @@ def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
 def boundary(groups: Sequence[RunGroup]) -> Items:
     """The same questions with and without the passage: appendix "Boundary Deconfounds"."""
     notes = [
-        "PRR on the questions of both runs, with the clusters of the open-book rows. Error rates "
-        "differ between the two, so compare differences within a row."
+        "PRR on the questions that both runs have, with the clusters of the open-book rows. The "
+        "error rates of the two differ, so compare differences within a row."
     ]
     found = computed(
         twins(groups), _twin_rows, lambda twins: f"{twins[0].label} against {twins[1].dataset}"
@@ -110,15 +110,16 @@ def boundary(groups: Sequence[RunGroup]) -> Items:
 
 
 PairOfK = tuple[str, int, RunGroup, str, int, RunGroup, str]
-"""The symbol, then K, setting and method of the smaller K, then the same of the larger K."""
+"""Symbol; K, setting and method of the smaller K; K, setting and method of the larger K."""
 
 
 def truncation(groups: Sequence[RunGroup]) -> Items:
     """The same masks with another K: appendix "Boundary Deconfounds", enlarged truncation."""
     pairs = [pair for symbol in ("Sem-ASMI", "ASMI") for pair in pairs_of_k(groups, symbol)]
     notes = [
-        "Answers scored with both K; paired 95 % intervals over clusters. Token ρ: Spearman "
-        "correlation of MI_t between the two K, over all tokens. Coverage: mean over all tokens.",
+        "Answers that were scored with both K; paired 95 % intervals over clusters. Token ρ: "
+        "Spearman correlation of MI_t between the two K, over all tokens. Coverage: mean over "
+        "all tokens.",
     ]
     return frame(
         "larger_k",
@@ -133,7 +134,7 @@ def truncation(groups: Sequence[RunGroup]) -> Items:
 
 
 def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
-    """Pairs of scores of one model and dataset that differ only in K."""
+    """Pairs of scores on the same model and dataset that differ only in K."""
     alike_but_k: dict[tuple[Any, ...], dict[int, tuple[RunGroup, str]]] = {}
     for group in groups:
         for method, config in group.methods.items():
@@ -147,9 +148,9 @@ def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
 
 
 def _rows_of_k(pair: PairOfK) -> list[dict[str, Any]]:
-    """PRR of the larger K minus that of the smaller K, and minus that of MSP.
+    """PRR with the larger K, minus PRR with the smaller K, and minus PRR of MSP.
 
-    An empty list if no answer was scored with both K.
+    The list is empty if no answer was scored with both K.
     """
     symbol, first_k, first, first_method, second_k, second, second_method = pair
     every_row = [(i, i) for i in range(len(first))]
@@ -182,9 +183,9 @@ def _rows_of_k(pair: PairOfK) -> list[dict[str, Any]]:
 
 
 def _token_correlation(*scored: tuple[RunGroup, str, Sequence[int]]) -> float | None:
-    """Rank correlation of MI_t over the tokens of two (setting, method, rows).
+    """Rank correlation of MI_t over the tokens of two triples (setting, method, rows).
 
-    None if MI_t was not saved, if the answers differ in length, or if all values are equal.
+    None if MI_t was not saved, if answers differ in length, or if all values are equal.
     """
     saved = [(group.mi_of(method), rows) for group, method, rows in scored]
     tokens = [np.concatenate([mi[i] for i in rows]) for mi, rows in saved if mi]
@@ -202,10 +203,11 @@ def _coverage_at(group: RunGroup, top_k: int) -> float | None:
 @per_setting(
     "top_k_coverage",
     "Top-K coverage by disagreement",
-    "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands by "
-    "MI_t. Bound: the most that the mass m outside the top 64 adds to an entropy as one bucket, "
-    "−m ln m nats.",
-    "Figure: pointwise 95 % bands over clusters (200 resamples); each chooses its bands of tokens.",
+    "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks, in bands "
+    "of MI_t. Bound: if the mass m outside the top 64 is treated as one token, it adds at most "
+    "−m ln m nats to an entropy.",
+    "Figure: pointwise 95 % bands over clusters (200 resamples). Each resample chooses its own "
+    "bands of MI_t.",
     figure=figures.coverage,
     digits=3,
 )

@@ -1,4 +1,4 @@
-"""Masking response, tokens of the subnetworks, and cost."""
+"""Items on the masking response, the subnetworks' tokens, and cost."""
 
 from typing import Any
 
@@ -20,8 +20,9 @@ SEQUENTIAL, BATCHED = "one at a time", "batched"
 @per_setting(
     "mechanism",
     "MI and semantic agreement of tokens",
-    "High MI_t counts fully with low agreement A_t, and is discounted with high agreement. "
-    "Pearson r: of A_t and MI_t (not its logarithm); H_t: single-pass entropy of the token.",
+    "A high MI_t counts fully if the agreement A_t is low, and is discounted if it is high. "
+    "Pearson r: of A_t and MI_t (not its logarithm); H_t: entropy of the unmasked model at the "
+    "token.",
     figure=figures.joint,
     digits=3,
 )
@@ -57,7 +58,7 @@ def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     matrices, candidates = group.masked("candidate_cosines"), group.masked("candidates")
     if not matrices or not candidates or not group.mi_tokens or not group.agreement_tokens:
         raise Unavailable("not saved (set asmi.details=true)")
-    # Benign instability: where the kernel discounts MI most.
+    # The token where the kernel removes most of MI: a disagreement without change of meaning.
     removed = list(map(np.multiply, group.mi_tokens, group.agreement_tokens))
     answer = int(np.argmax([tokens.max() for tokens in removed]))
     position = int(removed[answer].argmax())
@@ -72,11 +73,12 @@ def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     "error_separation",
     "Masking response and error separation",
     "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with 95 % "
-    f"intervals over clusters. Near zero: mean MI_t below {OVER_ROBUST} nats. A candidate screen "
-    "that needs no labels, not validated: the paper has one such setting (0.002 nats, and the "
-    "signal fails); its others start at 0.016 nats.",
-    "Figure: logarithmic axis, values below the first percentile of the positive ones at its lower "
-    "end; dot: median.",
+    f"intervals over clusters. Near zero: mean MI_t below {OVER_ROBUST} nats. This may serve to "
+    "screen settings without labels, but it is not validated: the paper has one such setting "
+    "(0.002 "
+    "nats, and the signal fails); its other settings start at 0.016 nats.",
+    "Figure: logarithmic axis. Values below the first percentile of the positive values are drawn "
+    "at the lower end. Dot: median.",
     figure=figures.violins,
     digits=3,
 )
@@ -109,11 +111,11 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 @per_setting(
     "cost",
     "Measured cost",
-    f"Median seconds per answer, without the first {WARM_UP} answers, all depths of a run "
-    "together: of each phase, and of all phases that a method needs: greedy answer (all methods); "
-    "samples and NLI (Semantic Entropy); masked passes (Sem-ASMI); all of these except NLI, with "
-    "the embedding of samples (Adapt-ASMI). A dash: a phase was not measured. Seconds of cached "
-    "results are those of the run that computed them.",
+    f"Median seconds per answer, without the first {WARM_UP} answers, with all depths of a run "
+    "together. Seconds are those of each phase, and of all phases that a method needs: greedy "
+    "answer (all methods); samples and NLI (Semantic Entropy); masked passes (Sem-ASMI); all of "
+    "these except NLI, with the embedding of samples (Adapt-ASMI). A dash: a phase was not "
+    "measured. A cached result has the seconds of the run that computed it.",
     "Last column: seconds of masked passes one at a time (asmi.memory_budget=1), divided by those "
     "of batched ones, if both were run.",
     figure=figures.seconds,
@@ -136,7 +138,7 @@ def cost(group: RunGroup) -> list[dict[str, Any]]:
 
 
 def _cost_of(run: Run) -> dict[str, Any] | None:
-    """Seconds and memory of a run. None if it saved no seconds."""
+    """Seconds and memory of a run; None if it saved no seconds."""
     seconds, used = seconds_by_phase(run.stats), run.settings()
     phases, methods = phase_seconds(seconds), method_seconds(seconds)
     if not phases:
@@ -148,7 +150,7 @@ def _cost_of(run: Run) -> dict[str, Any] | None:
         "scope": settings["scope"],
         "S": settings["num_masks"],
         "K": settings["top_k"],
-        "depths": len({own["depth"] for own in used}),
+        "depths": len({settings_at_depth["depth"] for settings_at_depth in used}),
         "masks": SEQUENTIAL if sequential else BATCHED,
         "n": max(timing.n for timing in phases.values()),
         **{phase: timing.median for phase, timing in phases.items()},

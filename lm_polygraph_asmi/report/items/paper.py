@@ -1,4 +1,4 @@
-"""The paper's published numbers beside those of the runs."""
+"""An item that shows the paper's published numbers beside those of the runs."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,16 +21,16 @@ from lm_polygraph_asmi.results.run_groups import RunGroup
 from lm_polygraph_asmi.results.runs import SYMBOLS
 
 NOTES = (
-    "Here: as in the other tables. Difference: here minus paper; it tells nothing of whether the "
-    "paper's number is reproduced.",
+    "Here: as in the other tables. Difference: here minus paper. A difference alone does not show "
+    "whether the paper's number is reproduced.",
     "Same protocol: model, data, prompt, generation, quality, number of rows and settings of ASMI "
-    "are the paper's; else the last column names what is not.",
+    "are the paper's. Otherwise, the last column names what differs.",
 )
 OPERATING, HEAD_MASKS = 0.6, 300
 
 
 def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> Items:
-    """Every number of the paper that the tables of these items have, too."""
+    """Every number of the paper that the tables of these items also contain."""
     known = [group for group in groups if all(paper_setting(group))]
     none = "no run has a model and data of the paper"
     beside = partial(_beside, groups=known, tables={item.name: item for item in made})
@@ -49,7 +49,7 @@ def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> It
 def _beside(
     number: Any, groups: Sequence[RunGroup], tables: Mapping[str, ReportItem]
 ) -> dict[str, Any] | None:
-    """The row of one of the paper's numbers. None if the tables lack it."""
+    """The row for one of the paper's numbers; None if the tables do not contain it."""
     item = tables.get(number.table)
     if item is None or (number.table == "depth_selection" and not _sixteen(item.groups)):
         return None
@@ -59,7 +59,7 @@ def _beside(
             here = here.value
         if here is None or pd.isna(here.value if isinstance(here, Interval) else here):
             continue
-        if number.unit == "percent" and number.table != "causal_probe":  # that has percent, too
+        if number.unit == "percent" and number.table != "causal_probe":  # that table is in percent
             here = 100 * here
         reasons = _other_protocol(number, group, tables)
         return {
@@ -78,13 +78,13 @@ def _beside(
 
 
 def _sixteen(groups: Sequence[RunGroup]) -> bool:
-    """Whether these are the paper's settings, over which it chooses a depth."""
+    """Whether these are the sixteen settings over which the paper chooses a depth."""
     settings = {paper_setting(group) for group in groups if not departures(group)}
     return len(settings) == len(groups) == len(MODELS) * (len(BENCHMARKS) - 1)
 
 
 def _places(number: Any, groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """Settings of the number's model and data, in the order of how near they are to the paper."""
+    """Settings with the number's model and data, those nearest to the paper's protocol first."""
     printed = number.model, number.dataset
     alike = [
         group
@@ -98,13 +98,13 @@ def _places(number: Any, groups: Sequence[RunGroup]) -> list[RunGroup]:
 
 
 def _rows(number: Any, group: RunGroup) -> int:
-    """How many rows a number of the paper is about. The n of a coverage counts tokens instead."""
+    """Rows that one of the paper's numbers is about; the n of a coverage counts tokens instead."""
     whole = number.unit == "coverage" or pd.isna(number.n)
     return BENCHMARKS[paper_setting(group)[1]].rows if whole else int(number.n)
 
 
 def _value(number: Any, item: ReportItem, group: RunGroup) -> Any:
-    """The value of a table that is the same quantity. None if there is none."""
+    """The value of a table that is the same quantity; None if there is none."""
     table, column = item.table, number.column
     conditions = dict(part.split("=", 1) for part in number.row.split("; ") if part)
     if number.table == "benchmark":  # a column per setting
@@ -125,10 +125,10 @@ def _value(number: Any, item: ReportItem, group: RunGroup) -> Any:
 
 
 def _other_protocol(number: Any, group: RunGroup, tables: Mapping[str, ReportItem]) -> list[str]:
-    """What differs between a setting and the paper's protocol for this number."""
+    """Names of what differs between a setting and the paper's protocol for this number."""
     reasons = departures(group)
     sizes = (_rows(number, group), BENCHMARKS[paper_setting(group)[1]].rows)
-    # Up to rounding ("8K" on CoQA) and rows left out.
+    # Allow for rounding ("8K" on CoQA) and for rows that were left out.
     if not any(abs(len(group) - rows) <= 0.02 * rows for rows in sizes):
         reasons.append("rows")
     if number.item in ("head_coupling", "causal_probe") and "head_coupling" in tables:

@@ -1,4 +1,4 @@
-"""Does the signal add to confidence, and does it help a user who abstains?"""
+"""Items on the signal: does it add to confidence, and does it help a user who abstains?"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,13 +19,13 @@ from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 ABSTAIN = np.linspace(0, 0.9, 19)
 AREA = "AUROC, 95 % over clusters"
 FEWEST = 10
-"""Fewest answers for which an error rate is drawn."""
+"""An error rate is drawn only if it is over at least this many answers."""
 
 
 def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
-    """u_sem (n,), and the controls MSP and H (n, 2).
+    """The signal u_sem (n,), and the controls MSP and H (n, 2).
 
-    Raises Unavailable if one of them is missing, or if all answers are right or all wrong.
+    Raises Unavailable: one of them is missing, or all answers are right, or all are wrong.
     """
     group.need_errors()
     u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
@@ -42,19 +42,20 @@ def _distinct_figure(table: pd.DataFrame) -> Figure:
     "distinct_signal",
     "A distinct signal: error detection beyond confidence",
     "Not a test: a skewed signal, or one whose spread grows with the controls, is detected "
-    "although it adds nothing. Out of fold (5 folds of whole clusters). Residual: the signal minus "
-    "its linear fit on the controls. Paper's criterion: yes if the interval of the residual AUROC "
-    "is above 0.5; negative if below, so the residual is higher for right answers. Incremental: "
-    "logistic model with the signal minus without. LR: likelihood ratio; it takes answers as "
-    "independent, so its p is nominal. All uncorrected.",
-    "With the controls H(p̄) and mean H(p), whose difference is MI, what is left is the semantic "
-    "kernel's share.",
+    "although it adds nothing. Computed out of fold (5 folds of whole clusters). Residual: the "
+    "signal minus its linear fit on the controls. Paper's criterion: yes if the interval of the "
+    "residual AUROC is above 0.5; negative if it is below, which means that the residual is "
+    "higher for right answers. Incremental: AUROC of a logistic model with the signal minus that "
+    "of one without. LR: likelihood ratio. It assumes independent answers, so its p is nominal. "
+    "All uncorrected.",
+    "With the controls H(p̄) and mean H(p), whose difference is MI, only the contribution of the "
+    "semantic kernel is left.",
     figure=_distinct_figure,
     digits=3,
     signed=("incremental AUROC",),
 )
 def distinct(group: RunGroup) -> list[dict[str, Any]]:
-    """Table "app-distinct" of the paper, with other aggregations, raw MI and the kernel's share."""
+    """Table "app-distinct" of the paper, also for other aggregations, raw MI, and the kernel."""
     u_sem, controls = _signal_and_controls(group)
     if np.ptp(u_sem) == 0:
         raise Unavailable("u_sem is the same for all answers")
@@ -70,7 +71,7 @@ def distinct(group: RunGroup) -> list[dict[str, Any]]:
 
 
 def _signals(group: RunGroup, u_sem: np.ndarray) -> dict[str, np.ndarray]:
-    """The signals that are tested on a setting, by name."""
+    """The signals tested on a setting, by name."""
     signals = {}
     for name, mean, tokens in (
         ("u_sem", u_sem, group.u_tokens),
@@ -90,18 +91,18 @@ def _signals(group: RunGroup, u_sem: np.ndarray) -> dict[str, np.ndarray]:
 def _distinct_row(
     group: RunGroup, signal: str, controls: str, values: np.ndarray, table: np.ndarray
 ) -> dict[str, Any]:
-    found = distinct_signal(values, table, group.answers)
-    direction = "yes" if found.residual_auroc.value > 0.5 else "negative"
+    result = distinct_signal(values, table, group.answers)
+    direction = "yes" if result.residual_auroc.value > 0.5 else "negative"
     return {
         "setting": group.label,
         "signal": signal,
         "controls": controls,
-        "residual AUROC": found.residual_auroc,
-        "incremental AUROC": found.incremental_auroc,
-        "LR": found.likelihood_ratio,
-        "p (nominal)": found.p_value,
-        "paper's criterion": direction if found.detected else "no",
-        "errors": found.errors,
+        "residual AUROC": result.residual_auroc,
+        "incremental AUROC": result.incremental_auroc,
+        "LR": result.likelihood_ratio,
+        "p (nominal)": result.p_value,
+        "paper's criterion": direction if result.detected else "no",
+        "errors": result.errors,
     }
 
 
@@ -132,8 +133,8 @@ def ensemble_mean(group: RunGroup) -> dict[str, Any]:
 @per_setting(
     "matched_flags",
     "Errors flagged by u_sem and by entropy at a matched rate",
-    "Each score flags as many answers as there are errors; with ties, counts are means over all "
-    "choices. The exact test takes answers as independent.",
+    "Each score flags as many answers as there are errors. With ties, counts are means over all "
+    "choices. The exact test assumes independent answers.",
     digits=3,
 )
 def flags(group: RunGroup) -> dict[str, Any]:
@@ -152,18 +153,18 @@ def flags(group: RunGroup) -> dict[str, Any]:
 
 
 def _count(mean: float) -> float | int:
-    """A whole number unless ties were averaged over."""
+    """A whole number as int; a mean over ties stays a float."""
     return int(mean) if float(mean).is_integer() else mean
 
 
 @per_setting(
     "confident_fragile",
     "Confident but fragile",
-    "Error rates after splitting answers at the medians of MSP and u_sem; one at a median counts "
-    "as confident or robust, so ties make the confident share more than half. Gap: "
+    "Error rates after splitting answers at the medians of MSP and u_sem. An answer at a median "
+    "counts as confident or robust, so with ties the confident share is above one half. Gap: "
     "confident-fragile minus confident-robust, 95 % over clusters. Differences in confidence "
-    "within the halves can explain a gap: see the residual AUROC. Tokens: of confident answers, "
-    "labelled as their answer; the paper finds no effect for tokens.",
+    "within the halves can explain a gap: see the residual AUROC. Tokens: tokens of confident "
+    "answers, with the label of their answer; the paper finds no effect for tokens.",
     figure=figures.quadrants,
     signed=("gap", "token gap"),
 )
@@ -207,8 +208,8 @@ def _regimes_figure(table: pd.DataFrame) -> Figure:
 @per_setting(
     "confident_fragile_by_regime",
     "Confident but fragile, by regime",
-    "Gap: error rate of confident-fragile minus confident-robust answers, which a high error rate "
-    "inflates. Regimes compare by the residual AUROC, as in the figure; 0.5 = chance.",
+    "Gap: error rate of confident-fragile minus confident-robust answers. A high error rate "
+    "inflates it, so compare regimes by the residual AUROC, as in the figure; 0.5 = chance.",
     figure=_regimes_figure,
     digits=3,
     signed=("gap",),
@@ -229,16 +230,17 @@ def by_regime(groups: Sequence[RunGroup]) -> Items:
 
 BANDS = (
     "Figure: pointwise 95 % bands over clusters (200 resamples). Among the first few answers, "
-    "curves may be above the axis limit."
+    "curves may exceed the axis limit."
 )
 
 
 @per_setting(
     "payoff",
     "Deployment payoff: filtering confident answers",
-    "Error rate of the half most confident by MSP, and after abstaining on half of it by u_sem or "
-    "by entropy. Negative difference: u_sem filters better. Confident share and coverage are the "
-    "actual ones: a half and a quarter, unless many answers tie at the median of MSP.",
+    "Error rate of the half of answers most confident by MSP, and after abstaining on half of "
+    "these by u_sem or by entropy. Negative difference: u_sem filters better. Confident share "
+    "and coverage are the actual shares: one half and one quarter, unless many answers tie at "
+    "the median of MSP.",
     f"{BANDS} Curves end where fewer than {FEWEST} answers are left.",
     figure=figures.payoff,
     digits=3,
@@ -275,7 +277,8 @@ def payoff(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     "aurc",
     "Area under the risk-coverage curve",
     "AURC: lower = better. The lowest is bold if the paired 95 % interval (over clusters) of its "
-    "difference from the next excludes 0, else italic. Negative difference: u_sem is better.",
+    "difference from the next lowest excludes 0, and italic otherwise. Negative difference: "
+    "u_sem is better.",
     BANDS,
     figure=figures.risk_coverage,
     digits=3,
@@ -303,15 +306,15 @@ def aurc(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 def _with_band(
     group: RunGroup, curve: Callable[[np.ndarray], np.ndarray], points: int = 50
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The values of a function of rows, and their band."""
+    """The values of a curve over all rows, and its band."""
     return curve(np.arange(len(group))), cluster_band(curve, group.answers, points)
 
 
 @per_setting(
     "global_selector",
     "A trained global selector",
-    "Error rate of the answers accepted by a logistic selector fitted out of fold; negative: u_sem "
-    "helps.",
+    "Error rate of the answers that a logistic selector accepts, fitted out of fold. Negative "
+    "difference: u_sem helps.",
     digits=3,
     signed=("with − without",),
 )

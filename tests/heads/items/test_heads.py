@@ -152,8 +152,8 @@ def test_every_row_of_the_probe_counts_its_own_flips(group):
     assert len(seen) == 4  # else the test could not fail
     assert item.table["k = 8"][1].value == 0 < item.table["k = 8"][1].high  # none is not never
     assert "by construction" in item.notes[0]
-    assert "on 2 of the tokens the unmasked model's most likely token is not" in item.notes[2]
-    assert "on 1 the passes without an ablation, which flips are counted against" in item.notes[2]
+    assert "For 2 of the tokens, the unmasked model's most likely token is not" in item.notes[2]
+    assert "For 1, the passes without an ablation, against which flips are counted" in item.notes[2]
 
 
 def test_a_probe_is_read_as_it_was_written_and_a_damaged_one_named(tmp_path):
@@ -165,4 +165,4 @@ def test_a_probe_is_read_as_it_was_written_and_a_damaged_one_named(tmp_path):
     assert read_probe(manager).flipped("random", "high").shape == (5, 4)
     written.write_text("{}")
     (gap,) = causal_probe(load_run_groups([tmp_path / "run"]))
-    assert "asmi_probe_seed1.json is damaged, or no file of" in gap.reason
+    assert "asmi_probe_seed1.json is damaged, or is not a file of" in gap.reason

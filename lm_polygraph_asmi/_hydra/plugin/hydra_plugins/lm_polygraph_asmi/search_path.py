@@ -1,4 +1,4 @@
-"""The search path plugin. Hydra imports it in every program of the environment, so it is light."""
+"""The search path plugin. It must be light, since every program that uses Hydra imports it."""
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin

@@ -93,8 +93,10 @@ def calibrate_rows(
             if unlabelled:
                 raise ValueError("a sheet in order has its unlabelled rows: leave --unlabelled out")
             asked = replace(asked, signal=sheet.order)
-            return _calibrated_in_order(every, sheet.labels.keys(), asked, about)
-    known, about["left_out"] = _labelled_answers(every, asked)
+            with placing(rows):
+                return _calibrated_in_order(every, sheet.labels.keys(), asked, about)
+    with placing(rows):
+        known, about["left_out"] = _labelled_answers(every, asked)
     inputs = [row for row, _ in known]
     quality: list[Any] = [row.content.get("quality") for row in inputs]
     return fit(
@@ -292,7 +294,8 @@ def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
     if any(is_sheet(row.content) for row in found[:1]):
         raise ValueError("expected the scored answers, got a sheet: name it with --labels")
     if not column and found and not any(row.content.get("digest") for row in found):
-        saved_answers(found[:1])  # raises: score them first
+        with placing(rows):
+            saved_answers(found[:1])  # raises: score them first
     return found
 
 

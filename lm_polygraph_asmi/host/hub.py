@@ -177,7 +177,12 @@ def _has_shards(index: Path) -> bool:
 
 
 def nearest_shipped(name: str) -> str:
-    """The name in the shipped configs that a wrong one is nearest to, as a question; or empty."""
+    """The name in the shipped configs that a wrong one is nearest to, as a question; or empty.
+
+    "smollm2" names a model where one is loaded by `load_named`; a run has a config for it.
+    """
+    if name == "smollm2":
+        return " (in a run, it is model=asmi_smollm2)"
     texts = "".join(file.read_text(encoding="utf-8") for file in configs_path().rglob("*.yaml"))
     known = (
         re.findall(r"(?:path|source): \[?([\w.-]+/[\w.-]+)", texts) if "/" in name else ["smollm2"]

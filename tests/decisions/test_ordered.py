@@ -150,6 +150,7 @@ def test_several_answers_a_cluster_are_thinned_as_they_were_written(tmp_path, sc
     rule = found.guarantee
     assert (found.n, found.errors, rule.labels, rule.answers) == (n - 3, 0, n - 3, n)
     assert rule.largest == (largest or 3)
+    assert f" An answer is drawn with chance 1 in {rule.largest}," in str(found)
     with pytest.raises(ValueError, match="--largest"):
         calibrate_rows(answers, 0.3, 0.9, labels=tmp_path / "s.csv", largest=4)
 
@@ -160,7 +161,7 @@ def test_one_cluster_only(tmp_path, lines):
     labelled_sheet(tmp_path, [0])
     with pytest.raises(ValueError, match="two clusters"):
         calibrate_rows(answers, 0.3, labels=tmp_path / "s.csv")
-    with pytest.raises(ValueError, match="row 1: expected a row with scores"):
+    with pytest.raises(ValueError, match=r"blank\.jsonl: row 1: expected a row"):
         scored_rows(write(tmp_path / "blank.jsonl", [row | {"digest": None} for row in lines]))
     with pytest.raises(ValueError, match="scored answers to label"):
         surest_first([], "msp", None)

@@ -297,8 +297,12 @@ class Calibration:
                 f"Accepts: {rule.coverage:.0%} of such answers, those whose {self.title} is at "
                 f"most {rule.threshold:.4g}{unit}.{seen}"
             )
-        tested = f"; {rule.tested} clusters test" if rule.tested not in (None, self.n) else ""
         left_out = f" Rows left out: {self.left_out}." if self.left_out else ""
+        tested = (
+            f"; {rule.tested} clusters test"
+            if rule.labels is None and rule.tested not in (None, self.n)
+            else ""
+        )
         given = f"answers from {rule.clusters} clusters"
         if rule.labels is not None:
             given = f"of {rule.answers} answers, the surest first"

@@ -174,7 +174,11 @@ def _calibrated_in_order(
     wrong = np.array(labels_of(inputs, asked.right_from), dtype=float)  # NaN: no label
     values = columns_of(known)[asked.signal]
     rule, to_label = ordered_threshold(values, wrong, asked.risk, asked.confidence, largest)
-    following = "No further label helps: the sequence of tests has ended."
+    following = "No further label helps: " + (
+        "too many of the surest answers are wrong for this risk."
+        if rule.threshold is None and not rule.limits
+        else "the sequence of tests has ended."
+    )
     if len(to_label):
         following = (
             f"Next test: label {len(to_label)} more, the rows of rank {to_label[0] + 1} to "

@@ -252,12 +252,13 @@ def _check_columns(path: str | Path, names: list[str], needed: Collection[str]) 
 
 
 @contextmanager
-def placing(place: str) -> Iterator[None]:
-    """Begin the message of a ValueError with this place."""
+def placing(place: object) -> Iterator[None]:
+    """Put the place, a text or a file, in front of the message of a ValueError; of others, none."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+        named = f"{place}: " if isinstance(place, str | Path) else ""
+        raise ValueError(f"{named}{error}") from error
 
 
 def each(rows: Iterable[Row], read: Callable[[Row], Value]) -> list[Value]:

@@ -1,6 +1,7 @@
 """What others read of the package: metadata, citation, forms of issues, workflows."""
 
 import re
+import shlex
 
 import pytest
 import yaml
@@ -46,3 +47,10 @@ def test_forms_and_workflows_are_read_as_meant(file):
         assert len(ids) == len(set(ids))
         assert all(field["attributes"]["label"] for field in content["body"])
         assert {field["type"] for field in content["body"]} <= {"input", "textarea"}
+
+
+def test_read_the_docs_runs_whole_commands():
+    """It writes each into single quotes, and splits the result into words."""
+    jobs = yaml.safe_load((REPOSITORY / ".readthedocs.yaml").read_text())["build"]["jobs"]
+    for command in [*jobs["create_environment"], *jobs["build"]["html"]]:
+        assert shlex.split(f"/bin/sh -c '{command}'") == ["/bin/sh", "-c", command]

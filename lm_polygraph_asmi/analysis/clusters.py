@@ -54,7 +54,8 @@ class Interval(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+        value, low, high = (round(number, 2) + 0.0 for number in self)  # never -0.00
+        return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
 
     def excludes(self, value: float) -> bool:
         """Whether `value` is outside the interval. An undefined interval excludes nothing."""

@@ -61,6 +61,18 @@ class RiskThreshold:
         return max(0.0, ((self.base_rate or 0.0) - self.risk) / (1 - self.risk))
 
     @property
+    def thinning(self) -> str:
+        """Why clusters have no answer that tests (`thinned_rows`), in a sentence; or empty."""
+        chose = round(self.share * self.clusters)
+        fewer = self.tested is not None and self.tested + chose < self.clusters
+        if self.largest == 1 or not (fewer or self.labels is not None):
+            return ""
+        return (
+            f" An answer is drawn with chance 1 in {self.largest}, since a cluster may have "
+            f"{self.largest} answers."
+        )
+
+    @property
     def promise(self) -> str:
         """The guarantee in words. The confidence is over samples of labelled answers."""
         most = f", if no cluster has more than {self.largest} answers"

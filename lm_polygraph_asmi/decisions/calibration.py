@@ -289,25 +289,29 @@ class Calibration:
         rule, unit, accepted = self.guarantee, unit_of(self.signal), "Accepts: nothing."
         if rule.threshold is None:
             yield (
-                f"Promise: none. No threshold by {self.title} could be shown to hold: "
+                f"Guarantee: none. No threshold by {self.title} could be shown to hold: "
                 f"{rule.promise}. Abstain on every answer."
             )
         else:
-            yield f"Promise: {rule.promise}."
+            yield f"Guarantee: {rule.promise}."
             rate = rule.error_rate
             seen = "" if rate is None else f" Of those with a label, {rate:.0%} are wrong."
             accepted = (
                 f"Accepts: {rule.coverage:.0%} of such answers, those whose {self.title} is at "
                 f"most {rule.threshold:.4g}{unit}.{seen}"
             )
-        tested = f"; {rule.tested} clusters test" if rule.tested not in (None, self.n) else ""
         left_out = f" Rows left out: {self.left_out}." if self.left_out else ""
+        tested = (
+            f"; {rule.tested} clusters test"
+            if rule.labels is None and rule.tested not in (None, self.n)
+            else ""
+        )
         given = f"answers from {rule.clusters} clusters"
         if rule.labels is not None:
             given = f"of {rule.answers} answers, the surest first"
         yield (
             f"Labels: {self.n} {given}, {self.errors} wrong by {self.label_source}{tested}."
-            f"{left_out}"
+            f"{rule.thinning}{left_out}"
         )
         yield f"{accepted} {rule.limits}".rstrip()
         if rule.clusters < FEW_CLUSTERS:
@@ -322,7 +326,7 @@ class Calibration:
             width = max(map(len, self.signals))
             lines += ["", "How well each signal ranks errors, with 95 % intervals:"]
         for name, ranks in self.signals.items():
-            prr, auroc = map(interval_text, ranks)
+            prr, auroc = (str(each).replace("+", "").replace("nan", "?") for each in ranks)
             lines.append(f"{name:{width}}  PRR {prr}  AUROC {auroc}")
         if self.signals and not any(ranks.prr.low > 0 for ranks in self.signals.values()):
             lines.append("No evidence that a signal ranks errors: no PRR interval is above 0.")
@@ -335,9 +339,3 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def _difference(name: str, there: Any, here: Any) -> str:
     return HASHED.get(name, f"{name} {there!r} there, {here!r} here")
-
-
-def interval_text(interval: Interval) -> str:
-    """A value with its interval, rounded to two decimals."""
-    shown = f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
-    return shown.replace("nan", "?")

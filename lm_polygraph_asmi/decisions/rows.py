@@ -97,8 +97,10 @@ def calibrate_rows(
                     "a sorted sheet already has its unlabelled rows: leave --unlabelled out"
                 )
             asked = replace(asked, signal=sheet.order)
-            return _calibrate_sorted(every, sheet.labels.keys(), asked, about)
-    known, about["left_out"] = _labelled_answers(every, asked)
+            with placing(rows):
+                return _calibrate_sorted(every, sheet.labels.keys(), asked, about)
+    with placing(rows):
+        known, about["left_out"] = _labelled_answers(every, asked)
     inputs = [row for row, _ in known]
     quality: list[Any] = [row.content.get("quality") for row in inputs]
     return fit(
@@ -176,7 +178,11 @@ def _calibrate_sorted(
     wrong = np.array(labels_of(inputs, asked.right_from), dtype=float)  # NaN: no label
     values = columns_of(known)[asked.signal]
     rule, to_label = ordered_threshold(values, wrong, asked.risk, asked.confidence, largest)
-    following = "No further label helps: the sequence of tests has ended."
+    following = "No further label helps: " + (
+        "too many of the surest answers are wrong for this risk."
+        if rule.threshold is None and not rule.limits
+        else "the sequence of tests has ended."
+    )
     if len(to_label):
         following = (
             f"Next test: label {len(to_label)} more, the rows of rank {to_label[0] + 1} "
@@ -299,7 +305,8 @@ def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
     if any(is_sheet(row.content) for row in scored[:1]):
         raise ValueError("expected the scored answers, got a sheet: name the sheet with --labels")
     if not column and scored and not any(row.content.get("digest") for row in scored):
-        saved_answers(scored[:1])  # raises: score them first
+        with placing(rows):
+            saved_answers(scored[:1])  # raises: score them first
     return scored
 
 

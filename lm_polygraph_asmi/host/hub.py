@@ -178,7 +178,12 @@ def _has_shards(index: Path) -> bool:
 
 
 def nearest_shipped(name: str) -> str:
-    """A question that suggests the most similar name in the shipped configs; or empty."""
+    """A question that suggests the most similar name in the shipped configs; or empty.
+
+    "smollm2" names a model where one is loaded by `load_named`; a run has a config for it.
+    """
+    if name == "smollm2":
+        return " (in a run, it is model=asmi_smollm2)"
     texts = "".join(file.read_text(encoding="utf-8") for file in configs_path().rglob("*.yaml"))
     known = (
         re.findall(r"(?:path|source): \[?([\w.-]+/[\w.-]+)", texts) if "/" in name else ["smollm2"]

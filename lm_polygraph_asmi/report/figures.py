@@ -15,7 +15,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.style import context as style_context
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.coverage import TOP_K
@@ -352,6 +352,13 @@ def violins(ax: Axes, scored: tuple[np.ndarray, np.ndarray]) -> None:
     ax.set(xticks=[], xlim=(-0.6, 1.6), ylabel="nats")
 
 
+def _log_ticks(span: float) -> Locator:
+    """Ticks with numbers of a logarithmic axis whose ends have this ratio: not only of decades."""
+    if span < 10:
+        return MaxNLocator(4)
+    return LogLocator(subs=(1, 3) if span < 100 else (1,), numticks=4)
+
+
 @panelled(2.8, 2.6)
 def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
     """MI_t and A_t of tokens, and their correlation: figure "mechanism" (a) of the paper."""
@@ -371,8 +378,10 @@ def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
         hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}", ticks=LogLocator(subs=(1, 3))
     )
     bar.ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.xaxis.set_major_locator(LogLocator(numticks=4))
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if x >= 1e-3 else f"1e{math.log10(x):.0f}")
+    ax.xaxis.set_major_locator(_log_ticks(float(mi.max(initial=foot) / foot)))
+    ax.xaxis.set_major_formatter(
+        lambda x, _: f"{x:.3g}" if x >= 1e-3 else f"{x:.0e}".replace("e-0", "e-")
+    )
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set(xlabel="MI_t, nats", ylabel="A_t")
     return f"Pearson r = {r:.2f}".replace("-", "−")

@@ -21,6 +21,8 @@ SHORT = {
     "KernelLanguageEntropy": "KLE", "PTrueSampling": "P(True), samples", "PTrue": "P(True)",
 }  # fmt: skip
 """Short names of LM-Polygraph's methods. If a name contains another one, it comes first."""
+ROUNDING = 1e-9
+"""A part of an interval that is smaller, relative to the largest, is 0."""
 BOLD, ITALIC = "font-weight: bold", "font-style: italic"
 
 
@@ -220,7 +222,8 @@ def text(value: Any, digits: int, signed: bool = False) -> str:
     """One value of a table as text. Undefined values become a dash."""
     value = bare(value)
     if isinstance(value, Interval | PRR):
-        center, *ends = (text(number, digits, signed) for number in value)
+        least = ROUNDING * max(map(abs, value))
+        center, *ends = (text(0.0 if abs(n) < least else n, digits, signed) for n in value)
         if isinstance(value, PRR):
             return center if pd.isna(value.standard_error) else f"{center} ± {ends[0].strip('+')}"
         if pd.isna(value.value) or pd.isna(value.low) or value.low == value.high:  # no spread

@@ -124,10 +124,10 @@ def test_what_is_printed(calibration):
     decided = replace(limited(calibration, 0.25), left_out="2 empty", guarantee=rule)
     strict = replace(rule, threshold=None, risk=0.1, base_rate=0.28, clusters=50)
     for one, expected in (
-        (decided, ["Promise: with 80% .* 40% of .*no cluster has more than 2 answers",
+        (decided, ["Guarantee: with 80% .* 40% of .*no cluster has more than 2 answers",
                    rf"{N} answers from 49 clusters, {calibration.errors} wrong.*: 2 empty\.$",
                    "50% of such .* 0.25 nats.* 10% are wrong", "Warning: fewer than 50"]),
-        (replace(decided, guarantee=strict), ["Promise: none", "50 clusters",
+        (replace(decided, guarantee=strict), ["Guarantee: none", "50 clusters",
                                               "Accepts: nothing.* reject at least 20%"]),
     ):  # fmt: skip
         for line, words in zip(one.promise(), expected, strict=True):

@@ -155,6 +155,8 @@ def test_a_cluster_larger_than_the_promise(tmp_path, size, void):
     assert (found.guarantee.largest, "no cluster has more than 2" in str(found)) == (2, True)
     larger = calibrate_rows(rows, 0.3, signal="column:unsure", largest=3)
     assert larger.guarantee.tested < found.guarantee.tested
+    why = "An answer is drawn with chance 1 in 3, since a cluster may have 3 answers."
+    assert (why in str(larger), "An answer is drawn" in str(found)) == (True, False)
     found.save(tmp_path / "c.json")
     later = drawn(1, 12, first=1000)
     later = [row | {"cluster": f"new {i // size}", "unsure": -9} for i, row in enumerate(later)]

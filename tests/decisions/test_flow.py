@@ -44,7 +44,7 @@ def calibrated(folder):
             "calibrate", folder / "answers.jsonl", "--risk", 0.9, "--out", folder / "c.json"
         )
     assert "Rows left out: 1 without a label, 1 empty." in said
-    assert "Promise: with 95% confidence, at most 90% of accepted answers are wrong, if" in said
+    assert "Guarantee: with 95% confidence, at most 90% of accepted answers are wrong, if" in said
     return folder / "c.json"
 
 

@@ -80,7 +80,7 @@ def test_as_a_person_does_it(tmp_path, monkeypatch):
         shuffled = np.random.default_rng(len(seen)).permutation(N)
         table(tmp_path / "s.csv", [r | {"correct": given.get(r["key"], "")}
                                   for r in map(rows.__getitem__, shuffled)])  # fmt: skip
-    assert "No further label helps" in said
+    assert "No further label helps: the sequence of tests has ended." in said
     coverages = [one.guarantee.coverage for one in seen]
     assert coverages == sorted(coverages)
     assert 0 == coverages[0] < coverages[-1] < 1
@@ -97,6 +97,8 @@ def labelled_sheet(place, labels):
 
 def test_another_look_is_at_the_same_labels(place, monkeypatch):
     """With another risk, of other answers or of random labels, it takes another file."""
+    labelled_sheet(place, [1] * 30)
+    assert "helps: too many of the surest answers are wrong for this risk." in look(place)[1]
     labelled_sheet(place, [0] * 30)
     seen = look(place)[0]
     monkeypatch.chdir(place)
@@ -150,6 +152,7 @@ def test_several_answers_a_cluster_are_thinned_as_they_were_written(tmp_path, sc
     rule = found.guarantee
     assert (found.n, found.errors, rule.labels, rule.answers) == (n - 3, 0, n - 3, n)
     assert rule.largest == (largest or 3)
+    assert f"by their labels. An answer is drawn with chance 1 in {rule.largest}," in str(found)
     with pytest.raises(ValueError, match="--largest"):
         calibrate_rows(answers, 0.3, 0.9, labels=tmp_path / "s.csv", largest=4)
 
@@ -160,7 +163,7 @@ def test_one_cluster_only(tmp_path, lines):
     labelled_sheet(tmp_path, [0])
     with pytest.raises(ValueError, match="two clusters"):
         calibrate_rows(answers, 0.3, labels=tmp_path / "s.csv")
-    with pytest.raises(ValueError, match="row 1: expected a row with scores"):
+    with pytest.raises(ValueError, match=r"blank\.jsonl: row 1: expected a row"):
         scored_rows(write(tmp_path / "blank.jsonl", [row | {"digest": None} for row in lines]))
     with pytest.raises(ValueError, match="scored answers to label"):
         surest_first([], "msp", None)

@@ -110,7 +110,7 @@ def test_the_page_has_the_numbers_of_the_labels():
         "Accepted": f"{len(kept) / 150:.0%}", "Risk": "20%", "Confidence": "90%",
         "Error rate among accepted labels": f"{kept.mean():.0%}",
     }  # fmt: skip
-    assert f"<h1>Promise: {rule.promise}.</h1>" in page
+    assert f"<h1>Guarantee: {rule.promise}.</h1>" in page
     assert "at 90% confidence. They are computed from all 150 answers." in text
 
 

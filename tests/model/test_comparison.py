@@ -3,7 +3,9 @@
 import csv
 
 import pytest
+import torch
 from click.testing import CliRunner
+from transformers import AutoModelForCausalLM
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.core.model import comparison, subnetworks
@@ -71,3 +73,12 @@ def test_models_that_cannot_be_compared(folder, monkeypatch):
     found, table, row = checked(folder)
     assert (found.exit_code, row[1]) == (0, "by name")
     assert "cannot use" in table
+
+
+def test_flash_attention_takes_no_float32(folder, monkeypatch):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    monkeypatch.setattr(comparison, "is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr(comparison, "MASKABLE", ())
+    with pytest.raises(ValueError, match=r"^nothing could be compared: cannot use torch.float32$"):
+        comparison.compare_all(model, torch.arange(2, 2 + comparison.LONGEST))

@@ -27,6 +27,7 @@ from lm_polygraph_asmi.report.writing import _write_table, latex_table
         (Interval(0.1234, 0.02, 0.2), True, "+0.123* [+0.020, +0.200]"),
         (Interval(-0.1, -0.2, -0.00004), True, "−0.100* [−0.200, −4e−05]"),
         (Interval(-0.1, -0.2, 0.0), True, "−0.100 [−0.200, +0.000]"),
+        (Interval(0.2, -8e-16, 0.48), True, "+0.200 [+0.000, +0.480]"),
         (Interval(0.549, 0.501, 0.595), False, "0.549 [0.501, 0.595]"),
         (Interval(0.5, nan, nan), True, "+0.500"),
         (PRR(0.45, 0.021), True, "+0.450 ± 0.021"),

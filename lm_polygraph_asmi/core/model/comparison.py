@@ -82,8 +82,9 @@ def compare_all(
     found, missing = list[Compared](), dict[str, str]()
     for attention in (*MASKABLE, FLASH):
         on_gpu = model.device.type == "cuda" and is_flash_attn_2_available()
-        if attention == FLASH and not on_gpu:
-            missing[attention] = "not on this machine"
+        half = model.dtype in (torch.float16, torch.bfloat16)
+        if attention == FLASH and not (on_gpu and half):
+            missing[attention] = f"cannot use {model.dtype}" if on_gpu else "not on this machine"
             continue
         try:
             with masked_model(model, attention, structure) as f:

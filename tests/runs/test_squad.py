@@ -53,7 +53,7 @@ def test_the_hubs_columns_give_the_questions_of_the_file(tmp_path):
 @pytest.mark.parametrize("content", ["[]", "not json", '{"data": [{"paragraphs": [{}]}]}'])
 def test_a_file_in_another_layout(tmp_path, content):
     (tmp_path / "bad.json").write_text(content)
-    with pytest.raises(ValueError, match="SQuAD-format JSON .* in .*bad.json"):
+    with pytest.raises(ValueError, match=r"SQuAD-format JSON .* in .*bad\.json"):
         read_squad(tmp_path / "bad.json")
 
 

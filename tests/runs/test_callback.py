@@ -212,12 +212,20 @@ def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monk
     manager = tmp_path / "run" / "ue_manager_seed1"
     full = Mock(side_effect=OSError("cannot write"))
     scored = MaskedHeadsCalculator, "__call__"
+
+    def damaged(_, file):
+        Path(file).write_bytes(b"PK")
+
+    def fail(_, file):  # what ended the run is told, not what it left
+        damaged(_, file)
+        raise RuntimeError("no more")
+
     for patched, ended, error, shown, said in (
         (scored, lambda *_: signal.raise_signal(signal.SIGTERM), SystemExit, "143", "Interrupt"),
         (scored, full, SystemExit, "no room .*cannot write", "cannot write"),
-        ((UEManager, "save"), lambda _, file: Path(file).write_bytes(b"PK"), ValueError, "BadZip",
-         "BadZip"),
-    ):  # fmt: skip
+        ((UEManager, "save"), damaged, ValueError, "BadZip", "BadZip"),
+        ((UEManager, "save"), fail, RuntimeError, "no more", "no more"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(*patched, ended)
             patch.setattr(callback, "FULL_DISK", 2**60 if ended is full else 0)
@@ -227,6 +235,19 @@ def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monk
         assert (manifest["status"], said in manifest["error"]) == ("failed", True)
         assert not [*tmp_path.glob("run/*.lock"), *tmp_path.glob("run/rows")]
     assert load_run(run(*QUICK)).manifest["status"] == "completed"
+
+
+OWN_SCRIPT = """
+from lm_polygraph_asmi.host import loading
+def load_model(model_path, **options): return loading.load_model({folder!r}, **options)
+def load_tokenizer(model_path, **options): return loading.load_tokenizer({folder!r}, **options)
+"""
+
+
+def test_a_load_script_may_know_a_model_that_is_not_here(run, tiny, tmp_path):
+    (tmp_path / "own.py").write_text(OWN_SCRIPT.format(folder=str(tiny)))
+    own = "model.path=a/name", f"model.path_to_load_script={tmp_path}/own.py"
+    assert load_run(run(*QUICK, *own)).manifest["status"] == "completed"
 
 
 def test_manifests_are_plain_json_and_written_whole(tmp_path):

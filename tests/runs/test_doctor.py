@@ -82,6 +82,18 @@ def test_overrides_that_do_not_fit(elsewhere, name, override, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "", "--config-name a --model b", "--config-name a --depth 0.5", "--model a seed=[1]",
+        "--model a --no-run", "--model a --config-dir .",
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit(words):
+    result = CliRunner().invoke(main, ["doctor", *words.split()])
+    assert (result.exit_code, result.output.startswith("Usage: ")) == (2, True), result.output
+
+
 def test_a_users_own_config(elsewhere, overrides):
     """On top of a shipped one, with values of Hydra's."""
     places = "mine: ${hydra:run.dir}\nsave_path: ${hydra:runtime.output_dir}/a"

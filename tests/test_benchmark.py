@@ -251,8 +251,7 @@ def test_baselines_alone_run_on_a_model_without_heads(stand_ins, tmp_path):
     overrides = tiny_run(tmp_path / "mamba", stand_ins, source, tmp_path)
     overrides += ["estimators=asmi_side_models", "data.sample=2"]
     polygraph_eval_here("--config-name", "asmi_squad", *overrides)
-    scores = load_run(tmp_path / "run").scores.to_numpy()
-    assert np.isfinite(scores).sum(0).tolist() == [2] * 5
+    assert np.isfinite(load_run(tmp_path / "run").scores.to_numpy()).sum(0).tolist() == [2] * 5
 
 
 @pytest.mark.slow

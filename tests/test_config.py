@@ -10,13 +10,10 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import SETTINGS, ASMIConfig, target_layer
-from lm_polygraph_asmi.decisions import Decider, calibrate_run
-from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.options import given_settings, setting_helps, setting_options
 from lm_polygraph_asmi.report import load_run_groups
 from tests.composing import composed
 from tests.report import runs
-from tests.tiny_lm import whitebox
 
 CHANGED = {
     "method": "adapt", "depth": 0.3, "top_k": 8, "num_masks": 4, "mask_rate": 0.4,
@@ -106,19 +103,6 @@ def test_every_setting_option_and_command_has_a_help():
     for command in commands_below(main):
         options = [option for option in command.params if not isinstance(option, click.Argument)]
         assert all([command.help, *(option.help for option in options)]), command.name
-
-
-def test_a_run_says_the_settings_of_later_decisions(tmp_path):
-    """A benchmark in another scope, with stop strings of its own: nothing need be given again."""
-    saved = runs.exchanged(runs.content(), scope="response", stop=["\n"], max_new_tokens=20)
-    for own in at_depth(saved["stats"], 0.6):
-        own["settings"] |= {"scope": "response"}
-    found = calibrate_run(runs.save(tmp_path / "run", saved), 0.3, signal="sem", resamples=20)
-    config = found.configured({})
-    assert (config.scope, config.stop, config.max_new_tokens) == ("response", ("\n",), 20)
-    decision = Decider(whitebox(), found).decide("Who built the ferry?", " Brask")
-    # The planted run is of another model: of the settings nothing else is given.
-    assert "layer 3 there, 2 here" in decision.reason
 
 
 def test_scores_of_one_name_with_other_settings_are_of_two_settings(tmp_path):

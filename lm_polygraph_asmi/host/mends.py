@@ -1,7 +1,7 @@
 """Classes of LM-Polygraph 0.7.0 that a run replaces until its end, since no setting would do.
 
-Its script, `polygraph_eval`, finds them by their names among its globals. `tests/host/test_mends`
-fails when a release of LM-Polygraph makes one needless.
+Its script, `polygraph_eval`, finds them by their names among its globals. A test of
+`tests/host/test_upstream` fails when a release of LM-Polygraph makes one needless.
 """
 
 from collections.abc import Iterator

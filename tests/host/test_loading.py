@@ -32,8 +32,7 @@ def test_a_name_simply_loads(folder, capfd):
     scorer = Scorer(name, method="asmi", max_new_tokens=2)
     found = scorer.score("Who?", " Brask")
     assert capfd.readouterr() == ("", "")  # no bars, no notes of other libraries
-    about = (found.model, scorer.model.dtype, scorer.model.training)
-    assert about == (name, torch.float32, False)
+    assert (found.model, scorer.model.dtype, scorer.model.training) == (name, torch.float32, False)
     seen = load_named.cache_info().misses
     assert float(Scorer(name, method="asmi").score("Who?", " Brask")) == float(found)
     assert load_named.cache_info().misses == seen  # a notebook calls again and again

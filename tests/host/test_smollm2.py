@@ -39,8 +39,7 @@ def test_a_folder_is_loaded_if_its_sizes_are_the_models(folder, caplog, tmp_path
     right = content == smollm2.SIZES
     expected = (folder, None) if right else (tmp_path, smollm2.GGUF_FILE)
     assert smollm2.smollm2_source() == expected
-    said = [str(folder) in record.getMessage() for record in caplog.records]
-    assert said == [True] * (not right)
+    assert [str(folder) in record.getMessage() for record in caplog.records] == [True] * (not right)
     assert ("999" in caplog.text) == (content in OTHER)
 
 

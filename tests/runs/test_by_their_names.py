@@ -2,12 +2,11 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from importlib import reload
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import datasets
 import huggingface_hub
@@ -21,7 +20,7 @@ from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.results.runs import Run, load_run
 from tests.hub import TOKEN, Hub
 from tests.hub_files import BENCHMARKS, write_hub
-from tests.polygraph import SCRIPT, forked, polygraph_eval_here
+from tests.polygraph import forked, polygraph_eval_here
 from tests.stand_ins import StandIns
 
 QWEN, LLAMA = "Qwen/Qwen3-4B-Base", "meta-llama/Llama-2-7b-hf"
@@ -54,10 +53,8 @@ def hub(files: Path) -> Iterator[Hub]:
 class Machine:
     """A user's machine, with NLTK's data and spaCy's model; all else is on the hub.
 
-    `forks`: whether forks of this process, which has imported all, do what is started there.
+    Forks of this process, which has imported all, do what is started there.
     """
-
-    forks = True
 
     def __init__(self, folder: Path, hub: Hub, stand_ins: StandIns) -> None:
         self.hub, self.stand_ins = hub, stand_ins
@@ -66,16 +63,11 @@ class Machine:
         name = "en_core_web_sm"
         (self.folder / name).symlink_to(stand_ins.working_directory / name)
 
-    def start(self, command: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    def start(self, command: str, *arguments: str, **variables: str) -> CompletedProcess:
         """`polygraph_eval`, or a command of `polygraph_asmi`."""
         environment = self.hub.environment(self.home) | {"COLUMNS": "1000"} | variables
         environment["NLTK_DATA"] = self.stand_ins.environment["NLTK_DATA"]
-        if self.forks:
-            return forked(self._command, command, *arguments, env=environment)
-        return subprocess.run(
-            [sys.executable, str(SCRIPT), *arguments],
-            cwd=self.folder, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return forked(self._command, command, *arguments, env=environment)
 
     def _command(self, command: str, *arguments: str) -> None:
         os.chdir(self.folder)
@@ -142,13 +134,6 @@ def test_a_benchmark_on_a_mirror(machine):
     assert again.stdout.count(" here ") == again.stdout.count("\n│")
 
 
-@pytest.mark.slow
-def test_a_process_of_its_own_does_what_a_fork_does(machine):
-    forked = machine.run(*COQA)
-    machine.forks = False
-    np.testing.assert_array_equal(machine.run(*COQA).scores, forked.scores)
-
-
 def test_no_connection_and_nothing_fetched(machine):
     names = [QWEN, *SIDE_MODELS, "LM-Polygraph/coqa"]
     fetch = "polygraph_asmi fetch --config-name asmi_coqa data.first=2"
@@ -169,13 +154,12 @@ def test_no_connection_and_nothing_fetched(machine):
 )
 def test_every_benchmark_and_backbone(machine, config, model):
     command = ("--config-name", config, f"model={model}", "data.first=2")
-    run = machine.run(*command)
-    assert machine.hub.past == set()
+    run, hub = machine.run(*command), machine.hub
     sources = {"model": ("models", MODELS[model]), "dataset": ("datasets", BENCHMARKS[config][0])}
     for entry, source in sources.items():
-        assert run.manifest[entry]["revision"] == machine.hub.repository(*source).commit
-    offline = machine.run(*command, HF_HUB_OFFLINE="1")
-    np.testing.assert_array_equal(offline.scores, run.scores)
+        assert run.manifest[entry]["revision"] == hub.repository(*source).commit
+    assert hub.past == set()
+    np.testing.assert_array_equal(machine.run(*command, HF_HUB_OFFLINE="1").scores, run.scores)
 
 
 @pytest.mark.slow

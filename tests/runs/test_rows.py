@@ -229,8 +229,7 @@ def test_rows_that_cannot_be_chosen_or_asked(tmp_path, columns, changed, word):
     ],
 )
 def test_questions_that_cannot_be_asked(tmp_path, changed, word):
-    bad = QUESTION._replace(id="bad", **changed)
-    refuses(word, write(tmp_path / "q.json", [bad, QUESTION]))
+    refuses(word, write(tmp_path / "q.json", [QUESTION._replace(id="bad", **changed), QUESTION]))
 
 
 @pytest.mark.parametrize(

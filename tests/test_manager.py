@@ -95,17 +95,17 @@ def test_one_answer_by_the_hosts_estimators(monkeypatch):
     """As the host's own function, which fails on models without attention maps."""
     short = GenerationParameters(max_new_tokens=5)
     model, without = whitebox(), unmaskable("heads")
+    other = SimpleNamespace(model_type="Blackbox")
     model.generation_parameters = without.generation_parameters = short
+    other.generation_parameters = short
     for estimator in (Perplexity(), RAUQ()):
         expected = lm_polygraph.estimate_uncertainty(model, estimator, TEXTS[0])
         assert estimate_uncertainty(model, estimator, TEXTS[0]) == expected
     for estimator in (Perplexity(), LexicalSimilarity("rougeL")):
         assert np.isfinite(estimate_uncertainty(without, estimator, TEXTS[0]).uncertainty)
-    with pytest.raises(TypeError, match="has no attention heads"):
-        estimate_uncertainty(without, SemASMI(), TEXTS[0])
-    other = SimpleNamespace(model_type="Blackbox", generation_parameters=short)
-    with pytest.raises(TypeError, match=r"expected a WhiteboxModel .* type Blackbox"):
-        estimate_uncertainty(other, SemASMI(), TEXTS[0])
+    for unable, word in ((without, "no attention heads"), (other, "type Blackbox")):
+        with pytest.raises(TypeError, match=word):
+            estimate_uncertainty(unable, SemASMI(), TEXTS[0])
     monkeypatch.setattr(lm_polygraph, "estimate_uncertainty", lambda *given: given)
     given = (other, Perplexity(), TEXTS[0], "picture.png")
     assert estimate_uncertainty(*given) == given
@@ -119,17 +119,17 @@ def changed(**parameters):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "word"),
     [
-        ({"estimator": [SemASMI(), ASMI()]}, "expected one estimator, .*, got a list: "),
-        ({"estimator": SemASMI}, "got the class SemASMI: construct it"),
-        ({"estimator": "SemASMI"}, "got 'SemASMI': construct it"),
-        ({"model": "smollm2"}, r"of LM-Polygraph, got 'smollm2': .* WhiteboxModel\(\*load_named"),
-        ({"model": whitebox().model}, r"got a LlamaForCausalLM: wrap .* WhiteboxModel\(model, tok"),
-        ({"input_text": TEXTS}, "one prompt as a text, got a list"),
-        ({"input_text": None}, "one prompt as a text, got None"),
-        ({"input_image": "a.png"}, "expected no input_image"),
-        ({"model": changed(max_new_tokens=0)}, "max_new_tokens must be at least 1, got 0"),
+        ({"estimator": [SemASMI(), ASMI()]}, "one estimator, .*, got a list"),
+        ({"estimator": SemASMI}, "got the class SemASMI"),
+        ({"estimator": "SemASMI"}, "got 'SemASMI'"),
+        ({"model": "smollm2"}, r"got 'smollm2': .* WhiteboxModel\(\*load_named"),
+        ({"model": whitebox().model}, r"got a LlamaForCausalLM: .* WhiteboxModel\(model, tok"),
+        ({"input_text": TEXTS}, "text, got a list"),
+        ({"input_text": None}, "text, got None"),
+        ({"input_image": "a.png"}, "input_image"),
+        ({"model": changed(max_new_tokens=0)}, "max_new_tokens .* got 0"),
         ({"model": changed(num_beams=3)}, "num_beams=1, got 3"),
         ({"model": changed(temperature=0.0), "estimator": AdaptASMI()}, "above 0, got 0.0: Adapt-"),
         ({"estimator": TokenSAR()}, "'cross-encoder/stsb-roberta-large', which TokenSAR needs, is "
@@ -141,14 +141,14 @@ def changed(**parameters):
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_said_before_anything_is_generated(
-    model, given, message, monkeypatch
+    model, given, word, monkeypatch
 ):
     monkeypatch.setattr(HydraConfig, "initialized", lambda: False)  # by other tests
     arguments = {"model": model, "estimator": ASMI(), "input_text": TEXTS[0]} | given
     if hasattr(arguments["model"], "model_type"):  # fails if it is asked
         arguments["model"] = copy(arguments["model"])
         arguments["model"].generate = Mock(side_effect=AssertionError("it was asked"))
-    with pytest.raises((TypeError, ValueError), match=message) as raised:
+    with pytest.raises((TypeError, ValueError), match=word) as raised:
         estimate_uncertainty(**arguments)
     assert "\n" not in str(raised.value)
 

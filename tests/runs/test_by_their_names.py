@@ -97,7 +97,7 @@ class Machine:
     def fails(self, *command: str, says: tuple[str, ...], **variables: str) -> None:
         """A run stops before its model is loaded, and the doctor predicts it, with these words."""
         doctor = self.start("doctor", "--no-run", *command, **variables)
-        assert (doctor.returncode, doctor.stderr) == (1, ""), doctor.stdout
+        assert (doctor.returncode, "Traceback" in doctor.stderr) == (1, False), doctor.stdout
         problems = doctor.stdout[doctor.stdout.index("│ problem │") :]
         assert [text for text in says if text not in problems] == [], problems
         self.stops(*command, says=says, **variables)

@@ -6,11 +6,10 @@ from unittest.mock import Mock
 
 import nltk
 import pytest
-from datasets import load_from_disk
 from lm_polygraph.estimators import Perplexity, SemanticEntropy
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi.runs import checks, needs, rows
+from lm_polygraph_asmi.runs import checks, needs
 from lm_polygraph_asmi.runs.checks import CHECKS, Plan, findings_of, read_plan
 from lm_polygraph_asmi.runs.rows import DataRow, RunRows
 from tests.composing import composed, run_of
@@ -43,22 +42,6 @@ def test_a_config_that_cannot_be_read(name, overrides, said):
     for (text, fatal), start in zip(findings, said, strict=True):
         assert text.startswith(start)
         assert (text.count("\n"), fatal) == (0, True)
-
-
-def test_a_run_reads_its_rows_and_builds_its_estimators_once(tiny, tmp_path, monkeypatch):
-    read, build = Mock(wraps=rows.read_data), checks.FactoryEstimator.__call__
-    built = Mock(side_effect=lambda *how: build(checks.FactoryEstimator(), *how))
-    monkeypatch.setattr(rows, "read_data", read)
-    monkeypatch.setattr(checks.FactoryEstimator, "__call__", built)
-    overrides = [f"model.path={tiny}", "model=asmi_local", "data.sample=5", "hydra.run.dir=x"]
-    monkeypatch.chdir(tmp_path)
-    config = run_of("asmi_demo", *overrides)
-    plan = read_plan(config)
-    assert findings_of(plan) == {name: [] for name in ("config", *CHECKS)}
-    assert not (tmp_path / "x").exists()  # LM-Polygraph's asking for them saves them
-    for _ in range(2):
-        assert len(load_from_disk(config.dataset)) == len(plan.asked) == 5
-    assert (read.call_count, built.call_count) == (1, len(config.estimators))
 
 
 TWO = {"input": ["a", "b"], "output": ["x", "y"]}

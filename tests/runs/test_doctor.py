@@ -15,7 +15,6 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.runs import compose, doctor
 from lm_polygraph_asmi.runs.checks import CHECKS, findings_of, read_plan
 from lm_polygraph_asmi.runs.compose import compose_run
-from lm_polygraph_asmi.runs.doctor import batch_times, costs, try_rows
 from tests.composing import run_of
 from tests.polygraph import run_forked
 
@@ -143,7 +142,7 @@ SEVERAL = {"seconds": 60_060.0, "seconds_to_first_row": 30.0, "seconds_a_row": 3
     ],
 )  # fmt: skip
 def test_costs_of_a_whole_run(times, manifest, rows, seeds, expected):
-    assert costs(times, manifest, rows, seeds) == expected
+    assert doctor.costs(times, manifest, rows, seeds) == expected
 
 
 def test_what_two_rows_show(shown):
@@ -182,7 +181,7 @@ def test_a_run_that_fails(shown, monkeypatch, code, printed, said):
     run = Mock(return_value=subprocess.CompletedProcess([], code, "", printed))
     monkeypatch.setattr(doctor.subprocess, "run", run)
     override = "seed=[5,6]" if code else "subsample_eval_dataset=1"
-    status, text = shown(try_rows, "--json", override)
+    status, text = shown(doctor.try_rows, "--json", override)
     content = json.loads(text)
     (problem,) = (check["text"] for check in content["checks"] if check["state"] == "problem")
     assert said in problem
@@ -190,7 +189,7 @@ def test_a_run_that_fails(shown, monkeypatch, code, printed, said):
     for call in (started := run.call_args_list):
         assert {"++seed=[5]", "hydra.mode=RUN"} <= {*call.args[0]}
     assert len(started) == bool(code)
-    status, text = shown(try_rows, override)
+    status, text = shown(doctor.try_rows, override)
     assert (status, said.splitlines()[0] in " ".join(text.split())) == (1, True)
 
 
@@ -222,5 +221,5 @@ def test_times_in_a_log():
             (9, "===== METRICS ====="),
         ]
     ]  # fmt: skip
-    assert np.diff(batch_times("\n".join(lines))).tolist() == [2.0, 1.0]
-    assert batch_times("[00:00:01] stat calculators...") == []
+    assert np.diff(doctor.batch_times("\n".join(lines))).tolist() == [2.0, 1.0]
+    assert doctor.batch_times("[00:00:01] stat calculators...") == []

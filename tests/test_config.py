@@ -30,19 +30,22 @@ LABEL = (
 )
 
 
-def test_every_setting_is_an_option_and_in_hydra():
-    arguments = []
-    for name, value in CHANGED.items():
-        option, text = name.replace("_", "-"), value[0] if isinstance(value, tuple) else str(value)
-        switch = {True: [f"--{option}"], False: [f"--no-{option}"]}
-        arguments += switch[value] if isinstance(value, bool) else [f"--{option}", text]
+def words_of(name, value) -> list[str]:
+    """An option of a command, with this value."""
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{option}" if value else f"--no-{option}"]
+    return [f"--{option}", value[0] if isinstance(value, tuple) else str(value)]
 
+
+def test_every_setting_is_an_option_and_in_hydra():
     @click.command()
     @setting_options()
     def command(**settings):
         assert ASMIConfig(**given_settings(settings)) == ASMIConfig(**CHANGED)
 
-    CliRunner().invoke(command, arguments, catch_exceptions=False)
+    words = [word for name, value in CHANGED.items() for word in words_of(name, value)]
+    CliRunner().invoke(command, words, catch_exceptions=False)
     node = composed("asmi_base", "asmi.seed=3").asmi
     assert (node.seed, node.scope) == (3, "all")
 

@@ -204,12 +204,11 @@ def pop(part, name):
 
 def first_three(file):
     """Of six rows, as of another split."""
-    for part in PARTS:
-        of_content(lambda content, part=part: [
-            values.__delitem__(slice(len(values) // 2, None)) for values in content[part].values()
-        ])(file)  # fmt: skip
-    for name in ("ids", "clusters"):
-        edit(file, "rows", name, to=read_manifest(file)["rows"][name][:3])
+    of_content(lambda content: content.update({
+        part: {key: values[: len(values) // 2] for key, values in content[part].items()}
+        for part in PARTS
+    }))(file)  # fmt: skip
+    edit(file, "rows", to={name: of[:3] for name, of in read_manifest(file)["rows"].items()})
 
 
 def cut_off(file):

@@ -98,7 +98,7 @@ def to_json(
 
 def _check_strict(value: Any, path: str = "", depth: int = 0) -> None:
     """Raise ValueError, which names the field, if a part of a value cannot be written as JSON."""
-    if depth > DEPTH:
+    if depth >= DEPTH and isinstance(value, Mapping | list | tuple):
         raise ValueError(f"expected at most {DEPTH} nested lists and objects, got more: flatten it")
     place = f"the field {path!r}: " if path else ""
     if isinstance(value, float):

@@ -245,11 +245,9 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if found.name not in self.server.hub.gated or token == TOKEN:
             return True
-        why = f"Access to model {found.name} is restricted"
-        if token:
-            self._refuse(403, "GatedRepo", f"{why} and you are not in the authorized list.")
-        else:
-            self._refuse(401, "GatedRepo", f"{why}. You must be authenticated to access it.")
+        why = "you are not in the authorized list" if token else "you must be authenticated"
+        text = f"Access to model {found.name} is restricted: {why}."
+        self._refuse(403 if token else 401, "GatedRepo", text)
         return False
 
     def _send_file(self, found: Repository, path: str) -> None:
@@ -262,15 +260,14 @@ class _Handler(BaseHTTPRequestHandler):
         header |= {"ETag": f'"{found.digest(path)}"', "Accept-Ranges": "bytes"}
         status, start, end = 200, 0, len(content)
         if asked := self._range:
-            status, start = 206, int(asked[1])
-            end = min(end, int(asked[2] or end) + 1)
+            status, start, end = 206, int(asked[1]), min(end, int(asked[2] or end) + 1)
             header["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
-        stop = self.server.hub.stalls.get(f"{found.name}/{path}")
-        if self.command == "HEAD" or stop is None:
-            self._send(status, content[start:end], header)
-        else:
+        whole = self.command == "HEAD"
+        stop = None if whole else self.server.hub.stalls.get(f"{found.name}/{path}")
+        if stop is not None:
             self.server.hub.silent.add(found.name)
-            self._send(status, content[start:end], header, stop)
+        self._send(status, content[start:end], header, stop)
+        if stop is not None:
             self._be_silent()
 
     def _be_silent(self) -> None:

@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+import numpy as np
 import pytest
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -42,6 +43,17 @@ def polygraph_eval_here(*arguments: str) -> None:
         patch.undo()
         GlobalHydra.instance().clear()
         root.handlers[:], root.level = handlers, level
+
+
+def failing_at(words: str) -> Callable[..., np.ndarray]:
+    """In the place of a baseline of LM-Polygraph; fails at a prompt with these words."""
+
+    def score(_: object, stats: dict[str, Any]) -> np.ndarray:
+        if words in stats["input_texts"][0]:
+            raise RuntimeError("no more")
+        return np.array([0.0])
+
+    return score
 
 
 def _compose_once(arguments: Sequence[str], patch: pytest.MonkeyPatch) -> None:

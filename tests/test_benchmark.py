@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nltk
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from hydra.core.hydra_config import HydraConfig
@@ -16,7 +17,6 @@ from omegaconf import OmegaConf, read_write
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.heads.analysis import head_criticality
 from lm_polygraph_asmi.host.configs import configs_path
-from lm_polygraph_asmi.results.manifest import read_manifest
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import read_data
@@ -64,13 +64,18 @@ def answers(request, stand_ins, tiny, tmp_path_factory) -> Path:
     return folder / "run"
 
 
+def estimators_of(config) -> list:
+    return [FactoryEstimator()(e.name, e.get("cfg", {})) for e in config.estimators]
+
+
 def names_of(config) -> list[str]:
-    return [str(FactoryEstimator()(e.name, e.get("cfg", {}))) for e in config.estimators]
-
-
-def needed_of(config) -> set[str]:
-    estimators = [FactoryEstimator()(e.name, e.get("cfg", {})) for e in config.estimators]
-    return {s for estimator in estimators for s in estimator.stats_dependencies if "asmi" in s}
+    """Names of its methods, each once, whose statistics its calculators return."""
+    estimators = estimators_of(config)
+    names = [str(estimator) for estimator in estimators]
+    assert len(set(names)) == len(names)
+    needed = {stat for each in estimators for stat in each.stats_dependencies if "asmi" in stat}
+    assert needed <= {stat for entry in config.stat_calculators[1:] for stat in entry.stats}
+    return names
 
 
 def tiny_run(tiny: Path, stand_ins: StandIns, source: str, folder: Path) -> list[str]:
@@ -88,24 +93,19 @@ def test_every_config_composes_and_names_what_exists(name):
     config = composed(name, "dataset=anywhere", "model.path=anywhere", *NEEDED.get(name, []))
     job = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
     OmegaConf.resolve(job)
+    assert names_of(job)
     assert Path(job.model.path_to_load_script).is_file()
-    for key in ("process_output_fn", "process_target_fn"):
-        if job[key] is not None:
-            assert f"def {job[key].fn_name}(" in Path(job[key].path).read_text()
-    names = names_of(job)
-    assert len(set(names)) == len(names)
+    for function in filter(None, (job.process_output_fn, job.process_target_fn)):
+        assert f"def {function.fn_name}(" in Path(function.path).read_text()
     for entry in job.stat_calculators[1:]:
         assert import_module(entry.builder).load_stat_calculator
-    assert needed_of(job) <= {s for entry in job.stat_calculators[1:] for s in entry.stats}
-    assert job.save_stats == SAVED
-    assert job.batch_size == 1
+    assert (job.save_stats, job.batch_size) == (SAVED, 1)
     # Every generation parameter is pinned; max_new_tokens there serves estimate_uncertainty alone.
-    parameters = set(GenerationParameters.__dataclass_fields__) - {"max_new_tokens"}
-    assert set(job.generation_params) == parameters
-    assert job.generation_params.do_sample is False
-    assert job.generation_params.temperature == 0.5
-    if job.output_attentions:
-        assert job.model.load_model_args.attn_implementation == "eager"
+    pinned = job.generation_params
+    assert pinned.keys() == set(GenerationParameters.__dataclass_fields__) - {"max_new_tokens"}
+    assert (pinned.do_sample, pinned.temperature) == (False, 0.5)
+    eager = job.model.load_model_args.attn_implementation == "eager"
+    assert eager or not job.output_attentions
     # No two jobs of a sweep share a folder, whatever is swept: their number is a part of it.
     for number in (0, 1):
         with read_write(config.hydra):
@@ -120,47 +120,52 @@ def test_every_model(name):
     model = composed("asmi_coqa", f"model={name}", *anywhere).model
     own = {} if anywhere else {"dtype": "bfloat16", "device_map": "auto", "revision": "main"}
     own["attn_implementation"] = "eager"  # RAUQ
-    assert model.load_model_args.items() >= own.items()
+    assert model.load_model_args == OmegaConf.merge(model.load_model_args, own)
     assert anywhere or model.load_tokenizer_args.revision == "main"
 
 
 def test_the_paper_benchmark_has_all_methods():
-    names = names_of(composed("asmi_squad"))
-    swept = names_of(composed("asmi_depth_sweep"))
-    assert swept[:BASELINES] == names[:BASELINES]
+    names, *swept = (
+        names_of(composed(name, *own))
+        for name, own in (
+            ("asmi_squad", []),
+            ("asmi_depth_sweep", []),
+            ("asmi_depth_sweep", ["asmi.top_k=8"]),
+        )
+    )
     variants = ("ASMI", "Sem-ASMI", "Adapt-ASMI")
     assert names[BASELINES:] == [f"{v} (60%, K=64)" for v in variants]
-    assert swept[BASELINES:] == [f"{v} ({d}%, K=64)" for d in DEPTHS for v in variants]
-    followed = names_of(composed("asmi_depth_sweep", "asmi.top_k=8"))
-    assert followed[BASELINES:] == [name.replace("64", "8") for name in swept[BASELINES:]]
+    for found, top_k in zip(swept, (64, 8), strict=True):
+        own = [f"{v} ({d}%, K={top_k})" for d in DEPTHS for v in variants]
+        assert found == names[:BASELINES] + own
 
 
 def test_every_group_of_estimators():
     names = {}
     for group in shipped("estimators"):
         # A sweep's depths are asked for by its own config.
-        own = ["asmi.depths=[0.6,0.7,0.8,0.9]"] if group == "asmi_depth_sweep" else []
+        own = ["asmi.depths=[0.6,0.7,0.8,0.9]"] * (group == "asmi_depth_sweep")
         config = composed("asmi_benchmark", *own)
         entries = OmegaConf.load(configs_path() / f"estimators/{group}.yaml")
         config.estimators = entries.estimators if OmegaConf.is_dict(entries) else entries
         names[group] = names_of(config)
-        assert len(set(names[group])) == len(names[group])
-        assert needed_of(config) <= {s for c in config.stat_calculators[1:] for s in c.stats}
     parts = names["asmi_single_pass"] + names["asmi_sampled"]
     assert sorted(names["asmi_no_side_models"]) == sorted(parts)
 
 
-def test_k256_and_seed_1_change_one_thing():
-    plain, k256 = composed("asmi_triviaqa"), composed("asmi_triviaqa_k256")
-    assert k256.asmi == OmegaConf.merge(plain.asmi, {"top_k": 256})
-    assert k256.data == plain.data
-    squad, seed_1 = composed("asmi_squad"), composed("asmi_squad_seed1")
-    assert seed_1.asmi == OmegaConf.merge(squad.asmi, {"seed": 1})
-    assert seed_1.data == squad.data
-    base, coqa = map(OmegaConf.to_container, (composed("asmi_benchmark"), composed("asmi_coqa")))
-    assert base | {"hydra": None} == coqa | {"hydra": None}
-    closed = composed("asmi_squad_closed_book")
-    assert closed.data == OmegaConf.merge(squad.data, {"closed_book": True, "grounded": False})
+@pytest.mark.parametrize(
+    ("like", "name", "asmi", "data"),
+    [
+        ("asmi_triviaqa estimators=asmi_only", "asmi_triviaqa_k256", {"top_k": 256}, {}),
+        ("asmi_squad estimators=asmi_single_pass", "asmi_squad_seed1", {"seed": 1}, {}),
+        ("asmi_squad", "asmi_squad_closed_book", {}, {"closed_book": True, "grounded": False}),
+        ("asmi_coqa", "asmi_benchmark", {}, {}),
+    ],
+)
+def test_a_config_that_differs_from_another_in_one_thing(like, name, asmi, data):
+    one, two = (OmegaConf.to_container(composed(*words.split())) for words in (like, name))
+    changed = {"asmi": one["asmi"] | asmi, "data": one["data"] | data, "hydra": two["hydra"]}
+    assert two == one | changed
 
 
 MOVES = "Mary went to the garden. John moved to the office."
@@ -184,15 +189,13 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     prompts = [row.input for row in rows]
     assert prompts[0].endswith(FIRST[benchmark])
     assert ("Passage:\nThe mill is red." in prompts[0]) == (benchmark == "asmi_squad")
+    assert (rows[0].output == ["Edda Holm", "Holm"]) == bool(config.get("multiref"))
     if benchmark == "asmi_coqa":
         assert prompts[1] == coqa_prompt(STORIES[0], [("What was built?", "a mill")], "Where?")
         assert len({row.cluster for row in rows}) == len(STORIES) < len(rows)
-    elif benchmark == "asmi_babiqa":
-        assert config.process_output_fn is config.process_target_fn is None
-        assert config.max_new_tokens == 3
-    elif benchmark == "asmi_triviaqa":
-        assert rows[0].output == ["Edda Holm", "Holm"]
-        assert config.multiref
+    processed = config.process_output_fn, config.process_target_fn
+    plain = (None, None, 3)  # a location is one word
+    assert ((*processed, config.max_new_tokens) == plain) == (benchmark == "asmi_babiqa")
 
 
 @pytest.mark.usefixtures("here")
@@ -209,22 +212,21 @@ def test_every_config_runs(name, tiny, stand_ins, tmp_path, request):
     config = composed(name, *fewer)
     benchmark = config.hydra.runtime.choices.get("benchmark", "asmi_squad")
     overrides = tiny_run(tiny, stand_ins, hub_dataset(benchmark, tmp_path), tmp_path)
-    overrides += ["data.sample=2", *fewer]
     if name == "asmi_demo":
         overrides = [text for text in overrides if not text.startswith("align_score_path")]
     if name == "asmi_only":
         run = load_run(request.getfixturevalue("answers"))
     else:
-        polygraph_eval_here("--config-name", name, *overrides)
+        polygraph_eval_here("--config-name", name, *overrides, "data.sample=2", *fewer)
         run = load_run(tmp_path / "run")
     assert list(run.scores) == names_of(config)
     assert np.isfinite(run.scores.to_numpy()).all()
-    manifest = read_manifest(run.path)
-    assert manifest["status"] == "completed"
-    assert len(manifest["rows"]["ids"]) == len(run.scores) >= 2
+    assert run.manifest["status"] == "completed"
+    assert len(run.manifest["rows"]["ids"]) == len(run.scores) >= 2
     assert run.settings()[0]["top_k"] == config.asmi.top_k
-    assert {n for n in run.scores if "ASMI (" in n} == set(run.methods)
-    assert all(str(own) == n and own.stop == () for n, own in run.methods.items())
+    assert {name: (str(own), own.stop) for name, own in run.methods.items()} == {
+        name: (name, ()) for name in run.scores if "ASMI (" in name
+    }
 
 
 @pytest.mark.usefixtures("here")
@@ -234,16 +236,14 @@ def test_all_baselines_all_depths_and_alignscore_in_one_run(tiny, stand_ins, tmp
     run = load_run(tmp_path / "run")
     assert run.scores.shape == (3, BASELINES + 3 * len(DEPTHS))
     assert np.isfinite(run.scores.to_numpy()).all()
-    assert list(run.quality) == ["AlignScore"]
     # Methods tell the answers apart, each in its own way.
-    varied = run.scores.nunique()
-    assert (varied[~varied.index.isin(["SemanticEntropy"])] > 1).all(), varied
-    manifest = read_manifest(run.path)
+    varied = run.scores.drop(columns="SemanticEntropy").nunique()
+    assert (varied > 1).all(), varied
+    manifest = run.manifest
+    measured = (list(run.quality), {*manifest["seconds"]}, len({*manifest["rows"]["clusters"]}))
+    phases = {"greedy", "samples", "nli", "cross_encoder", "asmi", "diversity"}
+    assert measured == (["AlignScore"], phases, len(STORIES))
     assert [used["depth"] for used in run.settings()] == [d / 100 for d in DEPTHS]
-    assert set(manifest["seconds"]) == {
-        "greedy", "samples", "nli", "cross_encoder", "asmi", "diversity",
-    }  # fmt: skip
-    assert len(set(manifest["rows"]["clusters"])) == len(STORIES)
     assert manifest["peak_memory_bytes"]["main"] > 1e8
 
 
@@ -256,8 +256,7 @@ def test_baselines_alone_run_on_a_model_without_heads(stand_ins, tmp_path):
     overrides = tiny_run(tmp_path / "mamba", stand_ins, source, tmp_path)
     overrides += ["estimators=asmi_side_models", "data.sample=2"]
     polygraph_eval_here("--config-name", "asmi_squad", *overrides)
-    scores = load_run(tmp_path / "run").scores.to_numpy()
-    assert np.isfinite(scores).sum(0).tolist() == [2] * 5
+    assert np.isfinite(load_run(tmp_path / "run").scores.to_numpy()).sum(0).tolist() == [2] * 5
 
 
 @pytest.mark.slow
@@ -274,10 +273,9 @@ def test_stability_of_seeds_on_fixed_answers(answers, tiny, stand_ins, tmp_path)
     # Seed 0 has the masks of the given run; seed 1 has other masks and samples.
     name = "ASMI (60%, K=64)"
     np.testing.assert_array_equal(first.scores[name], given.scores[name])
-    for start in ("ASMI", "Adapt-ASMI", "MonteCarloSequenceEntropy"):
-        (of_first,), (of_second,) = (run.scores.filter(regex=f"^{start}").T.to_numpy()
-                                     for run in (first, second))  # fmt: skip
-        assert not np.allclose(of_first, of_second)
+    own = r"^(ASMI|Adapt-ASMI|MonteCarloSequenceEntropy)"
+    of_first, of_second = (run.scores.filter(regex=own) for run in (first, second))
+    assert (of_first.shape[1], np.isclose(of_first, of_second).all(0).any()) == (3, False)
     assert first.stats["sample_texts"] != second.stats["sample_texts"]
 
 
@@ -308,14 +306,9 @@ def test_the_grid_has_sixteen_settings_in_shards():
     assert grid.hydra.launcher._target_.endswith("JoblibLauncher")
     swept = dict(grid.hydra.sweeper.params)
     assert swept.pop("data.shard") == "range(3)"
-    models, data = ((key, value.split(",")) for key, value in swept.items())
-    assert (len({*models[1]}), len({*data[1]})) == (4, 4)
-    for (key, values), read in (
-        (models, lambda job: job.model.path),
-        (data, lambda job: str(job.data.source)),
-    ):
-        jobs = [composed("asmi_grid", f"{key}={value}") for value in values]
-        assert len({read(job) for job in jobs}) == 4
+    for (key, values), node in zip(swept.items(), ("model.path", "data.source"), strict=True):
+        jobs = [composed("asmi_grid", f"{key}={value}") for value in values.split(",")]
+        assert len({str(OmegaConf.select(job, node)) for job in jobs}) == len(jobs) == 4
     assert len(names_of(jobs[-1])) == BASELINES + 3
 
 
@@ -356,10 +349,8 @@ def test_a_grid_in_shards_gives_what_unsplit_runs_give(tmp_path, monkeypatch):
         )  # fmt: skip
         whole = load_run(f"{model}-whole")
         joined = load_run(next(f for f in files if f.parts[1:3] == (model, "asmi_squad")))
-        assert joined.stats["input_texts"] == whole.stats["input_texts"]
-        assert joined.stats["sample_texts"] == whole.stats["sample_texts"]
-        assert list(joined.scores) == list(whole.scores)
-        np.testing.assert_allclose(joined.scores, whole.scores, rtol=1e-4, atol=1e-6)
-        manifest = read_manifest(joined.path)
-        assert manifest["rows"] == read_manifest(whole.path)["rows"]
-        assert len(manifest["merged_from"]) == 2
+        for name in ("input_texts", "sample_texts"):
+            assert joined.stats[name] == whole.stats[name]
+        pd.testing.assert_frame_equal(joined.scores, whole.scores, rtol=1e-4, atol=1e-6)
+        assert joined.manifest["rows"] == whole.manifest["rows"]
+        assert len(joined.manifest["merged_from"]) == 2

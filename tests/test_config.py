@@ -1,19 +1,19 @@
 """A setting is declared once: what is made of the declarations, and that nothing repeats them."""
 
+from fractions import Fraction
+from itertools import product
+
 import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import SETTINGS, ASMIConfig
-from lm_polygraph_asmi.decisions import Decider, calibrate_run
-from lm_polygraph_asmi.estimators.base import at_depth
+from lm_polygraph_asmi.config import SETTINGS, ASMIConfig, target_layer
 from lm_polygraph_asmi.options import given_settings, setting_helps, setting_options
 from lm_polygraph_asmi.report import load_run_groups
 from tests.composing import composed
 from tests.report import runs
-from tests.tiny_lm import whitebox
 
 CHANGED = {
     "method": "adapt", "depth": 0.3, "top_k": 8, "num_masks": 4, "mask_rate": 0.4,
@@ -30,22 +30,22 @@ LABEL = (
 )
 
 
-def test_every_setting_is_an_option_and_in_hydra():
-    arguments, given = [], {}
-    for name, value in CHANGED.items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            arguments.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            arguments += [f"--{option}", value[0] if isinstance(value, tuple) else str(value)]
+def words_of(name, value) -> list[str]:
+    """An option of a command, with this value."""
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{option}" if value else f"--no-{option}"]
+    return [f"--{option}", value[0] if isinstance(value, tuple) else str(value)]
 
+
+def test_every_setting_is_an_option_and_in_hydra():
     @click.command()
     @setting_options()
     def command(**settings):
-        given.update(given_settings(settings))
+        assert ASMIConfig(**given_settings(settings)) == ASMIConfig(**CHANGED)
 
-    CliRunner().invoke(command, arguments, catch_exceptions=False)
-    assert ASMIConfig(**given) == ASMIConfig(**CHANGED)
+    words = [word for name, value in CHANGED.items() for word in words_of(name, value)]
+    CliRunner().invoke(command, words, catch_exceptions=False)
     node = composed("asmi_base", "asmi.seed=3").asmi
     assert (node.seed, node.scope) == (3, "all")
 
@@ -82,9 +82,16 @@ def test_values_that_are_equal():
 
 
 def test_how_many_tokens_count():
-    for scored, closed, tokens in [(s, c, t) for s in (0, 1) for c in (0, 1) for t in (1, 2, 5)]:
+    for scored, closed, tokens in product((False, True), (False, True), (1, 2, 5)):
         expected = tokens - 1 if closed and not scored and tokens > 1 else tokens
-        assert ASMIConfig(closing_token=bool(scored)).counted(tokens, bool(closed)) == expected
+        assert ASMIConfig(closing_token=scored).counted(tokens, closed) == expected
+
+
+def test_the_layer_at_a_depth_is_the_nearest_that_there_is():
+    for layers, percent in product((1, 2, 3, 10, 12, 32, 36, 80), range(1, 100)):
+        exact = Fraction(percent * layers, 100)
+        near = [layer for layer in range(layers) if abs(layer - exact) <= Fraction(1, 2)]
+        assert target_layer(percent / 100, layers) in (near or [layers - 1]), (layers, percent)
 
 
 def commands_below(command):
@@ -95,25 +102,10 @@ def commands_below(command):
 
 def test_every_setting_option_and_command_has_a_help():
     helps = setting_helps()
-    assert [*helps] == ASMIConfig.names()
-    assert all(helps.values())
+    assert ([*helps], all(helps.values())) == (ASMIConfig.names(), True)
     for command in commands_below(main):
-        assert command.help, command.name
-        for option in command.params:
-            assert isinstance(option, click.Argument) or option.help, (command.name, option.opts)
-
-
-def test_a_run_says_the_settings_of_later_decisions(tmp_path):
-    """A benchmark in another scope, with stop strings of its own: nothing need be given again."""
-    saved = runs.exchanged(runs.content(), scope="response", stop=["\n"], max_new_tokens=20)
-    for own in at_depth(saved["stats"], 0.6):
-        own["settings"] |= {"scope": "response"}
-    found = calibrate_run(runs.save(tmp_path / "run", saved), 0.3, signal="sem", resamples=20)
-    config = found.configured({})
-    assert (config.scope, config.stop, config.max_new_tokens) == ("response", ("\n",), 20)
-    decision = Decider(whitebox(), found).decide("Who built the ferry?", " Brask")
-    # The planted run is of another model: of the settings nothing else is given.
-    assert "layer 3 there, 2 here" in decision.reason
+        options = [option for option in command.params if not isinstance(option, click.Argument)]
+        assert all([command.help, *(option.help for option in options)]), command.name
 
 
 def test_scores_of_one_name_with_other_settings_are_of_two_settings(tmp_path):

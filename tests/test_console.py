@@ -25,9 +25,8 @@ def folder(tmp_path_factory):
     tiny_lm.save(folder / "model")
     row = {"prompt": PROMPT, "answer": COFFEE, "id": "\u2615"}
     bad = {"prompt": "x" * 5000, "id": "\u2615"}
-    (folder / "one.jsonl").write_text(json.dumps(row))
-    for name, second in (("good", row | {"id": 2}), ("bad", bad)):
-        (folder / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(second)}\n")
+    for name, rows in (("one", [row]), ("good", [row, row | {"id": 2}]), ("bad", [row, bad])):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder
 
 
@@ -63,18 +62,15 @@ def written(folder, name):
 
 def test_what_a_console_lacks_is_replaced(folder):
     code, text = run(*command("bad", "--out", "out.jsonl", "--html", "page.html"))
-    assert code == 1, text
-    assert "row 2 (?): expected a prompt" in text
+    assert (code, "row 2 (?): expected a prompt" in text) == (1, True), text
     assert "1931 ?" in run(*command("one"))[1]
     lines = written(folder, "out.jsonl")
-    assert [line["row"] for line in lines] == [1, 2]
-    assert lines[0]["answer"] == COFFEE
+    assert [(line["row"], line.get("answer")) for line in lines] == [(1, COFFEE), (2, None)]
     assert COFFEE.strip()[-1] in (folder / "page.html").read_text("utf-8")
 
 
 def test_a_reader_that_has_gone_changes_no_file(folder):
-    given = command("good", "--out", "unread.jsonl")
-    assert exit_code(unread, given) == 1
+    assert exit_code(unread, command("good", "--out", "unread.jsonl")) == 1
     assert "Broken pipe" not in (folder / "errors").read_text()
     assert len(written(folder, "unread.jsonl")) == 2
     assert not [*folder.glob("unread.jsonl.*")]
@@ -86,9 +82,8 @@ def test_what_is_shipped_is_listed_with_a_whole_sentence_each():
         for colour in ({}, {"FORCE_COLOR": "1"})
     )
     lines = [line.strip() for line in listed.stdout.splitlines()[1:] if line.strip()]
-    groups = ("benchmark", "model", "estimators", "add")
+    groups = ("benchmark", "model", "estimators", "add", ".")
     shipped = [p for group in groups for p in (configs_path() / group).glob("*.yaml")]
-    shipped += configs_path().glob("asmi_*.yaml")
     assert len(lines) == len(shipped) - 1  # asmi_base
     assert re.search("--config-name asmi_demo  .*SmolLM2-135M-Instruct .* CPU", listed.stdout)
     assert len(short.stdout.splitlines()) == len(listed.stdout.splitlines())  # a line each

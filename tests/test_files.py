@@ -25,12 +25,21 @@ from tests.forks import exit_code
         (r'{"x": "Who \ud800?"}', "'x': .*character 5"), (r'{"\udfff": 1}', "surrogate"),
         ('{"x": 1} {"y": 2}', "not JSON"), ('\ufeff{"x": 1}', "BOM"), ("", "not JSON"),
         ('{"x": ' + "1" * 5000 + "}", "digits"), ("[" * 10**5, "nested"),
-        ("[" * 202 + "]" * 202, "nested"), (b'{"x": "\xff"}', "decode"),
+        (b'{"x": "\xff"}', "decode"),
     ],
 )  # fmt: skip
 def test_what_readers_understand_differently(text, word):
     with pytest.raises(ValueError, match=word):
         parse_json(text)
+
+
+@pytest.mark.parametrize("inner", ["null", "1", '"x"'])
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"x": ', "}")])
+def test_lists_and_objects_are_nested_200_times_at_most(begin, end, inner):
+    text = begin * 200 + inner + end * 200
+    assert to_json(parse_json(text)) == text
+    with pytest.raises(ValueError, match="nested"):
+        parse_json(begin + text + end)
 
 
 @pytest.mark.parametrize(
@@ -95,19 +104,23 @@ def other_writer(out):
 
 
 @pytest.mark.parametrize(
-    ("then", "word"), [(disk_full, "disk full"), (other_writer, r"the result is in .*partial")]
-)
-def test_what_was_computed_stays(tmp_path, then, word):
-    out = tmp_path / "out.json"
+    ("written", "then", "word", "left"),
+    [
+        ("half", disk_full, "disk full", {"out.json.partial": "half"}),
+        ("", disk_full, "disk full", {}),
+        ("half", other_writer, r"the result is in .*partial",
+         {"out.json": "meanwhile", "out.json.partial": "half"}),
+    ],
+)  # fmt: skip
+def test_what_was_computed_stays(tmp_path, written, then, word, left):
     with pytest.raises((OSError, ValueError), match=word):
-        half_written(out, then)
-    assert partial_of(out).read_text() == "half"
-    assert not out.exists() or out.read_text() == "meanwhile"
+        half_written(tmp_path / "out.json", then, written)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == left
 
 
-def half_written(out, then):
+def half_written(out, then, text="half"):
     with writing(out) as partial:
-        partial.write_text("half")
+        partial.write_text(text)
         then(out)
 
 

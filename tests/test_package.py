@@ -18,11 +18,11 @@ MADE = [*FORMS, *REPOSITORY.glob(".github/workflows/*.yml"), REPOSITORY / ".read
 
 def test_the_citation_is_of_this_version():
     cited = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
-    assert cited["version"] == __version__
     paper, page = cited["preferred-citation"], (DOCS / "index.md").read_text()
     written = [f"{who['family-names']}, {who['given-names']}" for who in paper["authors"]]
-    assert f"author = {{{' and '.join(written)}}}" in page
-    assert f"title = {{{paper['title']}}}" in page
+    assert cited["version"] == __version__
+    for name, text in (("author", " and ".join(written)), ("title", paper["title"])):
+        assert f"{name} = {{{text}}}" in page
 
 
 def test_pythons_are_named_alike():
@@ -43,10 +43,10 @@ def test_forms_and_workflows_are_read_as_meant(file):
     content = yaml.safe_load(file.read_text())
     if file in FORMS:  # what a host of repositories needs of a form
         assert {"name", "description", "body"} <= content.keys()
-        ids = [field["id"] for field in content["body"]]
-        assert len(ids) == len(set(ids))
-        assert all(field["attributes"]["label"] for field in content["body"])
-        assert {field["type"] for field in content["body"]} <= {"input", "textarea"}
+        fields = {field["id"]: field for field in content["body"]}
+        assert len(fields) == len(content["body"])
+        assert all(field["attributes"]["label"] for field in fields.values())
+        assert {field["type"] for field in fields.values()} <= {"input", "textarea"}
 
 
 def test_read_the_docs_runs_whole_commands():

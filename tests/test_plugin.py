@@ -72,8 +72,8 @@ def test_the_groups_stand_alone_in_a_users_config(elsewhere):
     OmegaConf.resolve(config)  # what `--cfg job --resolve` does
     names = [str(FactoryEstimator()(e.name, e.cfg)) for e in config.estimators]
     assert names == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"]
-    assert config.stat_calculators[1].cfg == {}
-    assert config.stat_calculators[1].stats == list(MASKED_HEADS)
+    masks = config.stat_calculators[1]
+    assert (masks.cfg, masks.stats) == ({}, list(MASKED_HEADS))
     assert calculator(config, "SamplingGenerationCalculator").cfg.samples_n == 10
     assert calculator(config, "GreedyProbsCalculator").cfg.answers is None
 
@@ -90,9 +90,8 @@ def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere, mon
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     config = yaml.safe_load(shown.stdout)
-    load_script = Path(config["model"]["path_to_load_script"])
-    assert load_script.is_relative_to(site)
-    assert load_script.is_file()
+    script = Path(config["model"]["path_to_load_script"])
+    assert (script.is_relative_to(site), script.is_file()) == (True, True)
     assert len(config["estimators"]) == BASELINES + 3
 
 
@@ -117,19 +116,17 @@ def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, start):
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
     (folder,) = elsewhere.glob("workdir/output/asmi_demo/*/*")
     run = load_run(folder)
-    assert run.scores.shape == (3, 9)
+    assert (run.scores.shape, run.settings()[0]["attention"]) == ((3, 9), "sdpa")
     assert np.isfinite(run.scores.to_numpy()).all()
     assert sorted(run.stats["target_texts"]) == ["007", "None", "red"]
     # Nothing asked for NLI or cross-encoder.
     assert set(SAVED) - set(run.stats) == {"seconds_nli", "seconds_cross_encoder"}
-    assert run.settings()[0]["attention"] == "sdpa"
     # A quiet console with a line now and then, and the whole log in the run folder.
     assert "3 of 3 rows" in done.stderr
-    assert "NEW BATCH" not in done.stdout + done.stderr
-    assert "NEW BATCH" in (folder / "polygraph_eval.log").read_text()
+    logged = (folder / "polygraph_eval.log").read_text()
+    assert ["NEW BATCH" in text for text in (done.stdout, done.stderr, logged)] == [0, 0, 1]
     shown = CliRunner().invoke(main, ["results", str(folder)])
-    assert shown.exit_code == 0
-    assert "RAUQ" in shown.output
+    assert (shown.exit_code, "RAUQ" in shown.output) == (0, True)
 
 
 USERS_CONFIG = yaml.safe_load(r"""
@@ -161,19 +158,20 @@ estimators: [name: Perplexity]
 @pytest.fixture
 def users_config(elsewhere, tiny) -> Callable[[dict], list[str]]:
     """Writes configs as LM-Polygraph's examples have them, and two rows beside them."""
+    model = {
+        "path": str(tiny), "type": "CausalLM", "load_tokenizer_args": {},
+        "path_to_load_script": str(configs_path() / "model" / "asmi_causal.py"),
+        "load_model_args": {"device_map": "cpu", "dtype": "float32"},
+    }  # fmt: skip
+    of_group = [{"name": "Perplexity"}, {"name": GROUPED[1], "cfg": {"metric": "rougeL"}}]
+    groups = {
+        "model/mine": model, "estimators/default_estimators": of_group,
+        "estimators/other": of_group[:1],
+    }  # fmt: skip
 
     def write(config: dict) -> list[str]:
         (elsewhere / "questions.csv").write_text("input,output\nWho built it?,Edda\nWhere?,Brask\n")
-        model = {
-            "path": str(tiny), "type": "CausalLM", "load_tokenizer_args": {},
-            "path_to_load_script": str(configs_path() / "model" / "asmi_causal.py"),
-            "load_model_args": {"device_map": "cpu", "dtype": "float32"},
-        }  # fmt: skip
-        of_group = [{"name": "Perplexity"}, {"name": GROUPED[1], "cfg": {"metric": "rougeL"}}]
-        for name, content in {
-            "model/mine": model, "estimators/default_estimators": of_group,
-            "estimators/other": of_group[:1], "mine_eval": config,
-        }.items():  # fmt: skip
+        for name, content in (groups | {"mine_eval": config}).items():
             file = elsewhere / "conf" / f"{name}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(yaml.safe_dump(content))
@@ -210,34 +208,38 @@ def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
         for _ in range(2):  # a config is resolved several times
             resolved = OmegaConf.create({key: list(composed_run[key]) for key in LISTS})
         assert GlobalHydra.instance().is_initialized()  # as it was found
-    variants = ["asmi", "sem_asmi", "adapt_asmi"][: 2 if "+add=asmi_only" in overrides else 3]
-    names = [entry.name for entry in resolved.estimators]
-    assert names == [*kept, *(f"{PREFIX}{variant}" for variant in variants)]
-    added = resolved.estimators[len(kept) :]
-    assert {(e.cfg.depth, e.cfg.closing_token) for e in added} == {(0.9, False)}
-    if len(variants) == 3:
-        assert added[-1].cfg.tau == 0.5
-        assert calculator(resolved, "SamplingGenerationCalculator").cfg.samples_n == 4
-    assert [at for at, c in enumerate(resolved.stat_calculators) if c == "auto"] == [0]
+    added = {"asmi": {}, "sem_asmi": {}, "adapt_asmi": {"tau": 0.5}}
+    if "+add=asmi_only" in overrides:
+        del added["adapt_asmi"]
+    own = {"depth": 0.9, "closing_token": False}
+    for name, entry in zip([*kept, *added], resolved.estimators, strict=True):
+        if name in added:
+            expected = OmegaConf.merge(entry.cfg, own, added[name])
+            assert (entry.name, entry.cfg) == (PREFIX + name, expected)
+        else:
+            assert entry.name == name
     masks = calculator(resolved, "MaskedHeadsCalculator")
     assert (masks.cfg.num_masks, masks.stats) == (7, list(MASKED_HEADS))
-    assert resolved.save_stats[:2] == ["greedy_texts", "sample_texts"]
-    assert len(set(resolved.save_stats)) == len(resolved.save_stats)
-    assert set(SAVED) <= set(resolved.save_stats)
+    if "adapt_asmi" in added:
+        assert calculator(resolved, "SamplingGenerationCalculator").cfg.samples_n == 4
+    assert [at for at, c in enumerate(resolved.stat_calculators) if c == "auto"] == [0]
+    saved = resolved.save_stats
+    assert saved[:2] == ["greedy_texts", "sample_texts"]
+    assert (len(set(saved)), set(SAVED) <= set(saved)) == (len(saved), True)
     assert list(composed_run.hydra.callbacks) == ["asmi"]
 
 
 @pytest.mark.parametrize(
-    ("name", "own", "said"),
+    ("name", "own", "word"),
     [
-        ("mine_eval", {"asmi": {"scope": "response"}}, "a node asmi, .* as in asmi.depth=0.9"),
-        ("mine_eval", {"estimators": [{"name": f"{PREFIX}asmi"}]}, "ASMI already: leave out add"),
-        ("asmi_coqa", {}, "ASMI already: leave out add"),
+        ("mine_eval", {"asmi": {"scope": "response"}}, "a node asmi"),
+        ("mine_eval", {"estimators": [{"name": f"{PREFIX}asmi"}]}, "ASMI already"),
+        ("asmi_coqa", {}, "ASMI already"),
     ],
 )
-def test_asmi_is_not_added_twice(users_config, name, own, said):
+def test_asmi_is_not_added_twice(users_config, name, own, word):
     _, configs, *_ = users_config(USERS_CONFIG | own)
-    with pytest.raises(SystemExit, match=f"^the config {name} has {said}.*$"):
+    with pytest.raises(SystemExit, match=f"^the config {name} has {word}"):
         list(compose_run(name, None if "coqa" in name else configs, ["+add=asmi"]).estimators)
 
 
@@ -249,13 +251,17 @@ SHORT = ["hydra.run.dir=workdir/run", "max_new_tokens=4"]
 
 
 @pytest.mark.parametrize(
-    ("config", "overrides", "names"),
+    ("config", "overrides", "names", "settings", "ids"),
     [
-        pytest.param(PLAIN, FEW, [*OF_PAGE, *ADDED], id="+add"),
-        pytest.param(WHOLE, ["data.source=questions.csv"], [GROUPED[0], *SEM], id="page"),
+        # Of a file that LM-Polygraph reads in its own way, no rows are named.
+        pytest.param(PLAIN, FEW, [*OF_PAGE, *ADDED], [(0.6, 6)], [], id="+add"),
+        pytest.param(WHOLE, ["data.source=questions.csv"], [GROUPED[0], *SEM],
+                     [(0.6, None), (0.9, None)], ["test:0", "test:1"], id="page"),
     ],
-)
-def test_a_users_own_config_in_a_run(elsewhere, tiny, users_config, config, overrides, names):
+)  # fmt: skip
+def test_a_users_own_config_in_a_run(
+    elsewhere, tiny, users_config, config, overrides, names, settings, ids
+):
     """With all that report and calibration read, by one override or as a page writes it."""
     polygraph_eval_here(*users_config(config), *overrides, *SHORT, f"model.path={tiny}")
     run = load_run(elsewhere / "workdir" / "run")
@@ -265,19 +271,21 @@ def test_a_users_own_config_in_a_run(elsewhere, tiny, users_config, config, over
     assert set(run.methods) == set(asmi)
     assert (run.scores[asmi] > 0).all(axis=None)
     assert set(MASKED_HEADS) <= set(run.stats)
-    assert run.manifest["status"] == "completed"
-    assert run.manifest["seeds"]["masks"] == 0
-    added = config is PLAIN
-    assert [used["depth"] for used in run.settings()] == ([0.6] if added else [0.6, 0.9])
-    assert {settings["num_masks"] == 6 for settings in run.settings()} == {added}
-    if added:
-        short = GenerationParameters(max_new_tokens=4)
-        model = WhiteboxModel(*load_named(str(tiny)), generation_parameters=short)
+    manifest = run.manifest
+    told = manifest["status"], manifest["seeds"]["masks"], manifest["rows"]["ids"]
+    assert told == ("completed", 0, ids)
+    for used, (depth, number) in zip(run.settings(), settings, strict=True):
+        assert (used["depth"], number in (None, used["num_masks"])) == (depth, True)
+    if config is PLAIN:
+        model = WhiteboxModel(*load_named(str(tiny)))
+        model.generation_parameters = GenerationParameters(max_new_tokens=4)
         for name, kind in zip(ADDED, (ASMI, SemASMI, AdaptASMI), strict=True):
             estimator = kind(num_masks=6, mask_rate=0.2, num_samples=3)
-            for text, expected in zip(run.stats["input_texts"], run.scores[name], strict=True):
-                found = estimate_uncertainty(model, estimator, text).uncertainty
-                assert found == pytest.approx(expected)
+            found = [
+                estimate_uncertainty(model, estimator, text).uncertainty
+                for text in run.stats["input_texts"]
+            ]
+            assert found == pytest.approx(run.scores[name].tolist())
 
 
 def test_a_plain_config_of_the_page_runs_without_asmi(elsewhere, tiny, users_config):

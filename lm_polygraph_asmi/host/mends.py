@@ -1,7 +1,7 @@
 """Classes of LM-Polygraph 0.7.0 that are replaced during a run, where no setting would help.
 
-LM-Polygraph's script, `polygraph_eval`, looks them up by name in its globals.
-`tests/host/test_mends` fails if a release of LM-Polygraph makes a replacement unnecessary.
+LM-Polygraph's script, `polygraph_eval`, looks them up by name in its globals. A test of
+`tests/host/test_upstream` fails if a release of LM-Polygraph makes a replacement unnecessary.
 """
 
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ from tests.stand_ins import StandIns
 
 STATS = {"greedy_texts": ["The ferry was built in Brask.", "No kite"], "input_texts": ["", ""]}
 TARGETS = ["Edda Holm built it.", "Kites are blue."]
-EXPECTED = "expected align_score_path to name the file AlignScore-large.ckpt"
+EXPECTED = "align_score_path .* AlignScore-large.ckpt"
 
 
 @pytest.fixture(autouse=True)
@@ -46,58 +46,54 @@ def test_the_metric_is_that_of_the_host(stand_ins, caplog):
     assert source_of(default) == replace(source_of(CHECKPOINT), revision="main")
 
 
-def changed(stand_ins, change):
-    return {"state_dict": change(read_weights(stand_ins.align_score))}
+def changed(stand_ins, *, without=(), start="", **more):
+    """Its weights, some left out, all renamed, or more of them."""
+    weights = read_weights(stand_ins.align_score) | more
+    return {
+        "state_dict": {
+            f"{start}{name}": value
+            for name, value in weights.items()
+            if not name.startswith(tuple(without))
+        }
+    }
 
 
-def without_a_head(weights):
-    return {n: value for n, value in weights.items() if not n.startswith(("tri_layer", "bin_"))}
-
-
-def without_a_bias(weights):
-    return {name: value for name, value in weights.items() if name != "tri_layer.bias"}
-
-
-def renamed(weights):
-    return {f"model.{name}": value for name, value in weights.items()}
-
-
-def narrow(weights):
-    return weights | {"tri_layer.weight": weights["tri_layer.weight"][:, :8].clone()}
+NARROW = {"tri_layer.weight": torch.ones(3, 8)}
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, f"x.ckpt cannot be read as weights .FileNotFound.*{EXPECTED}"),
-        ("a folder", f"x.ckpt cannot be read as weights .IsADirectory.*{EXPECTED}"),
-        (b"text", f"x.ckpt cannot be read as weights.*{EXPECTED}"),
-        ({"weights": {}}, f"x.ckpt has no state_dict.*{EXPECTED}"),
+        (b"text", f"cannot be read as weights.*{EXPECTED}"),
+        (None, f"has no state_dict.*{EXPECTED}"),
         # LM-Polygraph scores with an untrained head.
-        (without_a_head, r"x.ckpt lacks tri_layer\.\*, and has "),
-        (without_a_bias, r"x.ckpt lacks tri_layer\.bias: "),
-        (renamed, r"x.ckpt lacks base_model\.\*, tri_layer\.\*, and has model\."),
-        (narrow, r"x.ckpt holds weights of another model: .* tri_layer.weight: .*3, 8.*3, 32"),
+        ({"without": ["tri_layer", "bin_"]}, r"lacks tri_layer\.\*, and has "),
+        ({"without": ["tri_layer.bias"]}, r"lacks tri_layer\.bias: "),
+        ({"start": "model."}, r"lacks base_model\.\*, tri_layer\.\*, and has model\."),
+        (NARROW, r"of another model: .* tri_layer.weight: .*3, 8.*3, 32"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(stand_ins, tmp_path, content, message):
     file = tmp_path / "x.ckpt"
-    if content == "a folder":
-        file.mkdir()
-    elif isinstance(content, bytes):
+    if isinstance(content, bytes):
         file.write_bytes(content)
-    elif content:
-        torch.save(changed(stand_ins, content) if callable(content) else content, file)
-    with pytest.raises(ValueError, match=message):
+    else:
+        torch.save({} if content is None else changed(stand_ins, **content), file)
+    with pytest.raises(ValueError, match=f"x.ckpt {message}"):
         AlignScore(ckpt_path=str(file))
+
+
+@pytest.mark.parametrize(("name", "kind"), [(".", "IsADirectory"), ("x.ckpt", "FileNotFound")])
+def test_a_path_without_a_file(tmp_path, name, kind):
+    with pytest.raises(ValueError, match=f"cannot be read as weights .{kind}.*{EXPECTED}"):
+        AlignScore(ckpt_path=str(tmp_path / name))
 
 
 def test_weights_that_a_score_does_not_need(stand_ins, tmp_path, caplog):
     more = {"base_model.embeddings.position_ids": torch.arange(514)[None], "loss.x": torch.ones(2)}
-    torch.save(changed(stand_ins, lambda weights: weights | more), tmp_path / "x.ckpt")
+    torch.save(changed(stand_ins, **more), tmp_path / "x.ckpt")
     metric = AlignScore(ckpt_path=str(tmp_path / "x.ckpt"), target_is_claims=False)
-    assert not metric.target_is_claims
-    assert "does not use: loss.x" in caplog.text
+    assert (metric.target_is_claims, "does not use: loss.x" in caplog.text) == (False, True)
 
 
 def test_a_trainers_objects_beside_the_weights_are_skipped(stand_ins, tmp_path, monkeypatch):

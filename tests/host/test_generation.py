@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import GenerationConfig
 
 from lm_polygraph_asmi import Scorer
-from lm_polygraph_asmi.host.generation import plain_generation
+from lm_polygraph_asmi.host.generation import plain_generation, read_shipped
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.checks import CHECKS, Plan
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
@@ -40,8 +40,7 @@ def test_nothing_but_special_tokens_is_kept():
     config = GenerationConfig(**SPECIAL)
     for name in set(vars(config)) - {*SPECIAL, "transformers_version", "_from_model_config"}:
         setattr(config, name, "shipped")
-    kept = plain_generation(config)
-    assert kept.to_json_string() == GenerationConfig(**SPECIAL).to_json_string()
+    assert plain_generation(config).to_json_string() == GenerationConfig(**SPECIAL).to_json_string()
 
 
 def test_a_manager_built_by_hand_refuses_them_by_name():
@@ -75,22 +74,22 @@ def ship(folder, **shipped):
           for name in ("do_sample", "top_k", "stop_strings")),
         ({}, ["+generation_params.min_p=0.3"], [True], ["does not read generation_params.min_p:"]),
         (CHANGING, ["+model.load_model_args.gguf_file=x.gguf"], [], []),
-        (None, [], [False], ["no_repeat_ngram_size, as in a score"]),
     ],
 )  # fmt: skip
-def test_before_the_model_is_loaded(folder, tmp_path, shipped, overrides, fatal, named):
-    """None: settings in config.json, as older models have them."""
-    if shipped is None:
-        folder = shutil.copytree(folder, tmp_path / "older")
-        (folder / "generation_config.json").unlink()
-        file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"no_repeat_ngram_size": 2}))
-    else:
-        ship(folder, **shipped)
+def test_before_the_model_is_loaded(folder, shipped, overrides, fatal, named):
+    ship(folder, **shipped)
     config = composed("asmi_coqa", "model=asmi_local", f"model.path={folder}", *overrides)
     found = list(CHECKS["generation"](Plan(config)))
     assert [finding.fatal for finding in found] == fatal
-    assert all(name in found[0].text for name in named)
+    assert [name for name in named if name not in found[0].text] == []
+
+
+def test_settings_in_the_configuration_of_an_older_model(folder, tmp_path):
+    older = shutil.copytree(folder, tmp_path / "older")
+    (older / "generation_config.json").unlink(missing_ok=True)
+    content = json.loads((older / "config.json").read_text()) | {"no_repeat_ngram_size": 2}
+    (older / "config.json").write_text(json.dumps(content))
+    assert read_shipped({"path": str(older)}) == {"no_repeat_ngram_size": 2}
 
 
 def test_a_run_and_a_score_agree(folder, tmp_path, monkeypatch):

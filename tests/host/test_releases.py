@@ -23,13 +23,12 @@ def test_what_ci_installs_is_tested():
 
 def test_an_untested_release_is_named_once(monkeypatch, caplog):
     newest = {name: f"{tested[-1]}+local" for name, tested in releases.tested_releases().items()}
-    model = whitebox()
     for installed in (newest, newest | {"transformers": "5.9.9"}):
         releases.warn_of_untested.cache_clear()
         monkeypatch.setattr(releases, "version", installed.__getitem__)
         for _ in range(2):
             MaskedHeadsCalculator()
-            Scorer(model)
+            Scorer(whitebox())
     releases.warn_of_untested.cache_clear()
     (said,) = [text for text in caplog.messages if "not among the releases" in text]
     assert said.startswith("transformers 5.9.9: not among")

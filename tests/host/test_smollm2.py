@@ -36,14 +36,11 @@ def test_a_folder_is_loaded_if_its_sizes_are_the_models(folder, caplog, tmp_path
     if content is not None:
         text = json.dumps(content) if isinstance(content, dict) else content
         (folder / "config.json").write_text(text)
-    if content == smollm2.SIZES:
-        assert smollm2.smollm2_source() == (folder, None)
-        assert not caplog.records
-        return
-    assert smollm2.smollm2_source() == (tmp_path, smollm2.GGUF_FILE)
-    (record,) = caplog.records
-    assert str(folder) in record.getMessage()
-    assert ("999" in record.getMessage()) == (content in OTHER)
+    right = content == smollm2.SIZES
+    expected = (folder, None) if right else (tmp_path, smollm2.GGUF_FILE)
+    assert smollm2.smollm2_source() == expected
+    assert [str(folder) in record.getMessage() for record in caplog.records] == [True] * (not right)
+    assert ("999" in caplog.text) == (content in OTHER)
 
 
 def test_the_file_is_read_where_no_folder_is(folder, caplog, tmp_path):

@@ -1,5 +1,8 @@
 """Special tokens spelled in texts are named."""
 
+from copy import deepcopy
+from random import Random
+
 import pytest
 
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
@@ -21,10 +24,21 @@ PROMPT = "Who built the ferry?"
     ],
     ids=["bytes", "no bos", "spaces"],
 )
-def test_places(tokenizer):
-    special = SpecialTokens(tokenizer)
-    assert special.spelled(" Brask</s> in <|end|>1931") == [("</s>", 6), ("<|end|>", 14)]
-    assert special.spelled(" Brask < /s>") == []
+def test_places_are_those_at_which_the_tokenizer_reads_them(tokenizer):
+    """Also of a token that begins another one."""
+    tokenizer = deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>", "<|end|>>", "</s>/"]})
+    special, generator, seen = SpecialTokens(tokenizer), Random(0), set()
+    pieces = ["</s>", "<|end|>", ">", "/", " Brask", "< /s>", "1931", "<"]
+    for _ in range(200):
+        text = "".join(generator.choices(pieces, k=5))
+        read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        places = zip(read["input_ids"], read["offset_mapping"], strict=True)
+        names = {number: token for token, number in special.ids.items()}
+        expected = [(names[i], text.index(names[i], at)) for i, (at, _) in places if i in names]
+        assert special.spelled(text) == expected, text
+        seen |= {token for token, _ in expected}
+    assert seen >= {"</s>", "<|end|>", "<|end|>>", "</s>/"}
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,15 @@ Each asserts what is right, and fails with LM-Polygraph as it is. When one passe
 mended its point: its note and its remedy can leave.
 """
 
+from unittest.mock import Mock, create_autospec
+
+import nltk
 import numpy as np
 import pytest
 import torch
 import transformers
 from lm_polygraph.generation_metrics import RougeMetric
+from lm_polygraph.generation_metrics.alignscore import AlignScore
 from lm_polygraph.stat_calculators import GreedyProbsCalculator, SamplingGenerationCalculator
 from lm_polygraph.utils.deberta import Deberta
 from lm_polygraph.utils.manager import _delete_nans
@@ -18,6 +22,7 @@ from tests.pages import DOCS
 from tests.tiny_lm import whitebox
 
 FIRST, SECOND = "Who built the ferry?", "Where do the blue kites start? The answer is in"
+LIKELIHOODS = "greedy_log_likelihoods"
 fails = pytest.mark.xfail(raises=AssertionError, strict=True)
 
 
@@ -60,10 +65,9 @@ def test_note_3_a_shipped_constraint_changes_no_answer():
 @fails
 def test_note_4_an_answer_does_not_depend_on_its_batch():
     (alone,) = greedy(whitebox(), FIRST)["greedy_texts"]
-    stops = [alone[2]]
-    (expected,) = greedy(whitebox(stop_strings=stops), FIRST)["greedy_tokens"]
-    beside = greedy(whitebox(stop_strings=stops), FIRST, SECOND)["greedy_tokens"][0]
-    assert beside == expected
+    model = whitebox(stop_strings=[alone[2]])
+    (expected,) = greedy(model, FIRST)["greedy_tokens"]
+    assert greedy(model, FIRST, SECOND)["greedy_tokens"][0] == expected
 
 
 @fails
@@ -75,30 +79,20 @@ def test_note_5_a_missing_score_is_not_the_most_confident():
 @fails
 def test_note_6_likelihoods_are_those_of_the_model():
     model = whitebox()
-    end = model.tokenizer.eos_token_id
-    statistics = greedy(model, FIRST)
-    prompt = model.tokenize([FIRST])["input_ids"]
+    (tokens,), (found,) = (greedy(model, FIRST)[name] for name in ("greedy_tokens", LIKELIHOODS))
     with torch.no_grad():
-        likelihoods = model.model(prompt).logits[0, -1].log_softmax(-1)
-    assert likelihoods[end] > -torch.inf
-    assert statistics["greedy_log_likelihoods"][0][0] == pytest.approx(
-        likelihoods[statistics["greedy_tokens"][0][0]].item(), abs=1e-5
-    )
+        expected = model.model(model.tokenize([FIRST])["input_ids"]).logits[0, -1].log_softmax(-1)
+    assert found[0] == pytest.approx(expected[tokens[0]].item(), abs=1e-5)
 
 
 @fails
 def test_note_7_the_vocabulary_is_read_once(monkeypatch):
-    built, build = [], StopStringCriteria.__init__
-
-    def counted(self, *arguments, **options):
-        built.append(self)
-        build(self, *arguments, **options)
-
-    monkeypatch.setattr(StopStringCriteria, "__init__", counted)
+    build = create_autospec(StopStringCriteria.__init__, side_effect=StopStringCriteria.__init__)
+    monkeypatch.setattr(StopStringCriteria, "__init__", build)
     model = whitebox(stop_strings=["zz"])
-    greedy(model, FIRST)
-    greedy(model, SECOND)
-    assert len(built) == 1
+    for prompt in (FIRST, SECOND):
+        greedy(model, prompt)
+    assert build.call_count == 1
 
 
 @fails
@@ -115,6 +109,19 @@ def test_note_9_samples_do_not_depend_on_the_question_before():
     torch.manual_seed(0)
     sampled(model, FIRST)
     assert sampled(model, SECOND) == alone
+
+
+@fails
+def test_a_checkpoint_without_a_head_is_refused(stand_ins, tmp_path, monkeypatch):
+    """The reason for the class in `host/align_score.py`."""
+    monkeypatch.chdir(stand_ins.working_directory)
+    monkeypatch.setattr(nltk, "download", Mock())
+    torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
+    try:
+        AlignScore(ckpt_path=str(tmp_path / "x.ckpt"))
+    except RuntimeError:
+        return
+    raise AssertionError("an untrained head is taken")
 
 
 def test_each_note_has_its_test():

@@ -8,7 +8,6 @@ import torch
 from transformers import GenerationConfig, StoppingCriteria, StopStringCriteria
 
 from lm_polygraph_asmi.host import whitebox
-from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 from tests import tiny_lm
 from tests.host.test_generation import SPECIAL
 
@@ -21,7 +20,7 @@ def models(stops=None):
     for model in (host.model, own.model):
         model.generation_config = GenerationConfig(**SPECIAL)
     parameters = host.generation_parameters
-    return host, StopsOnceModel(own.model, own.tokenizer, "tiny", "CausalLM", parameters)
+    return host, whitebox.StopsOnceModel(own.model, own.tokenizer, "tiny", "CausalLM", parameters)
 
 
 def generated(model, texts=PROMPTS, **options):

@@ -24,10 +24,8 @@ def test_tokens_are_counted_as_the_host_does(tmp_path, monkeypatch, instruct):
     window = read_window(node, read_config(node), instruct)
     assert window.count(PROMPT) == count < WINDOW
     assert window.too_long(PROMPT, WINDOW - count) is None
-    assert window.too_long(PROMPT, WINDOW - count + 1) == (
-        f"its {count} tokens and {WINDOW - count + 1} tokens of an answer exceed the context "
-        f"window of {WINDOW}"
-    )
+    for number in (count, WINDOW - count + 1, WINDOW):
+        assert f" {number}" in window.too_long(PROMPT, WINDOW - count + 1)
     for unknown in ({}, node | {"type": "Blackbox"}):
         found = read_window(unknown, read_config(unknown), instruct)
         assert found.too_long(PROMPT * 99, 10) is None

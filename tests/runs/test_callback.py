@@ -7,7 +7,6 @@ import pickle
 import re
 import signal
 import sys
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +31,7 @@ from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs import callback
 from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from tests.forks import exit_code
-from tests.polygraph import polygraph_eval_here
+from tests.polygraph import failing_at, polygraph_eval_here
 
 PROMPTS = ["Who built the ferry?", "Where do the kites start?", "True or False?", "Is it blue?"]
 
@@ -58,45 +57,42 @@ def run(tmp_path, tiny, monkeypatch):
 def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_does_not(
     run, tiny, tmp_path, monkeypatch
 ):
-    def fail(_, stats):
-        if "True" in stats["input_texts"][0]:
-            raise RuntimeError("no more")
-        return np.array([0.0])
-
     tokens = "+hf_token=hf_SECRET", "++model.load_model_args.token=hf_SECRET"
     settings = "asmi.num_masks=10", "asmi.mask_rate=0.2", *tokens, "+own=[{token: hf_SECRET}]"
     with monkeypatch.context() as patch:
-        patch.setattr(Perplexity, "__call__", fail)
+        patch.setattr(Perplexity, "__call__", failing_at("True"))
         with pytest.raises(RuntimeError, match="no more"):
             run(*settings)
     manager = tmp_path / "run" / "ue_manager_seed1"
-    manifest = read_manifest(manager)
-    assert (manifest["status"], manifest["error"]) == ("failed", "RuntimeError: no more")
-    with pytest.raises(ValueError, match=r"got columns of \[2, .*\(RuntimeError: no more\)"):
+    failed = read_manifest(manager)
+    assert (failed["status"], failed["error"]) == ("failed", "RuntimeError: no more")
+    with pytest.raises(ValueError, match=r"columns of \[2, .*\(RuntimeError: no more\)"):
         load_run(manager)
-    run(*settings)
+    finished, manifest = load_run(run(*settings)), read_manifest(manager)
     assert "SECRET" not in manifests.manifest_path(manager).read_text()
-    manifest = read_manifest(manager)
-    assert manifest["status"] == "completed"
-    assert manifest["config_name"] == "asmi_offline"
-    assert manifest["model"]["path"] == str(tiny)
-    assert manifest["model"]["revision"].startswith("sha256:")
-    (used,) = load_run(manager).settings()
-    assert (used["layer"], used["mask_rate"], used["num_masks"]) == (2, 0.2, 10)
-    assert (used["top_k"], used["depth"], used["scope"]) == (64, 0.6, "all")
-    assert manifest["seeds"] == {"run": 1, "masks": 0, "samples": 0, "subsample": 1}
-    assert {own.stop for own in load_run(manager).methods.values()} == {("never said",)}
-    assert manifest["packages"]["torch"] == version("torch")
-    assert manifest["packages"]["lm-polygraph"]
-    assert manifest["dataset"]["name"] == "asmi_babiqa"
-    clusters = [cluster_key(prompt) for prompt in PROMPTS]
-    assert manifest["rows"] == {"ids": list("abcd"), "clusters": clusters}
+    revision = model_of({"path": str(tiny)})["revision"]
+    assert manifest == manifest | {
+        "status": "completed",
+        "config_name": "asmi_offline",
+        "model": manifest["model"]
+        | {"name": "asmi_local", "path": str(tiny), "revision": revision},
+        "dataset": manifest["dataset"] | {"name": "asmi_babiqa", "source": "questions"},
+        "seeds": {"run": 1, "masks": 0, "samples": 0, "subsample": 1},
+        "rows": {"ids": list("abcd"), "clusters": list(map(cluster_key, PROMPTS))},
+        "packages": manifest["packages"] | {n: version(n) for n in ("torch", "lm-polygraph")},
+    }
     assert manifest["config"]["generation_params"]["temperature"] == 0.5
-    stats = load_run(manager).stats
+    (used,) = finished.settings()
+    assert used == used | {
+        "layer": 2, "mask_rate": 0.2, "num_masks": 10, "top_k": 64, "depth": 0.6, "scope": "all"
+    }  # fmt: skip
+    assert {own.stop for own in finished.methods.values()} == {("never said",)}
+    stats, seconds = finished.stats, manifest["seconds"]
     assert stats["asmi_reused_depths"] == [1, 1, 1, 0]
-    assert manifest["seconds"]["greedy"]["total"] == pytest.approx(sum(stats["seconds_greedy"]))
-    assert manifest["seconds"]["asmi"]["median"] == pytest.approx(np.median(stats["asmi_seconds"]))
-    assert manifest["seconds_wall"] > manifest["seconds"]["asmi"]["total"]
+    for phase, name in (("greedy", "seconds_greedy"), ("asmi", "asmi_seconds")):
+        expected = {"median": np.median(stats[name]), "total": np.sum(stats[name])}
+        assert seconds[phase] == pytest.approx(expected)
+    assert manifest["seconds_wall"] > seconds["asmi"]["total"]
     assert manifest["peak_memory_bytes"]["main"] > 1e8
 
 
@@ -126,50 +122,49 @@ def test_a_stopped_run_goes_on_where_it_was(run, tmp_path):
             return exit_code(run, *own, "cache_path=.")  # a fork, which has the patch
 
     assert stop(signal.SIGKILL) == -signal.SIGKILL
-    assert not manager.exists()
     assert read_manifest(manager)["status"] == "running"
-    assert (tmp_path / "run" / "rows").exists()
+    assert [*map(Path.exists, (manager, manager.parent / "rows"))] == [False, True]
     stop(signal.SIGINT)  # the next run, in which LM-Polygraph saves what it has
-    with pytest.raises(ValueError, match=r"got columns of \[2, 3, 4\] rows"):
+    with pytest.raises(ValueError, match=r"columns of \[2, 3, 4\] rows"):
         load_run(manager)
     resumed = load_run(run(*own, "cache_path=."))
     whole = load_run(run(*own, "cache_path=elsewhere", folder="whole"))
-    assert not (tmp_path / "run" / "rows").exists()
+    assert not (manager.parent / "rows").exists()
     assert resumed.stats["asmi_reused_depths"] == [1, 1, 0, 0]
-    assert read_manifest(manager)["asmi_reused"] == 2
-    assert sum(whole.stats["asmi_reused_depths"]) == 0
-    for name in whole.scores:
-        np.testing.assert_array_equal(resumed.scores[name], whole.scores[name])
+    assert [run.manifest["asmi_reused"] for run in (resumed, whole)] == [2, 0]
+    np.testing.assert_array_equal(resumed.scores, whole.scores)
     assert resumed.stats["sample_texts"] == whole.stats["sample_texts"]
 
 
 def test_several_runs_in_one_folder(run, capsys):
     """The second that works reuses what the first one scored; others leave what is there."""
-    manager, scored = run("subsample_eval_dataset=0.5", "seed=[3,1]"), {}
-    for seed in (3, 1):  # names of rows survive LM-Polygraph's own subsampling
-        first = load_run(manager.with_name(f"ue_manager_seed{seed}"))
-        kept = [PROMPTS["abcd".index(i)] for i in read_manifest(first.path)["rows"]["ids"]]
+    manager = run("subsample_eval_dataset=0.5", "seed=[3,1]")
+    runs = [load_run(manager.with_name(f"ue_manager_seed{seed}")) for seed in (3, 1)]
+    for first in runs:  # names of rows survive LM-Polygraph's own subsampling
+        kept = [PROMPTS["abcd".index(i)] for i in first.manifest["rows"]["ids"]]
         assert kept == first.stats["input_texts"]
-        scored |= dict.fromkeys(kept)
+    scored = {prompt for first in runs for prompt in first.stats["input_texts"]}
     assert len(scored) == 3
     before = manifests.manifest_path(manager).read_text()
-    with pytest.raises(ValueError, match="expected dtype auto or a torch dtype"):
+    with pytest.raises(ValueError, match="float99"):
         run("data.first=3", "model.load_model_args.dtype=float99")
     assert not Path(f"{manager}.lock").exists()
     with locked(manager), pytest.raises(SystemExit, match="ue_manager_seed1 is being written by"):
         run("data.first=3")
     with pytest.raises(SystemExit, match="stopped before loading the model"):
         run("model.path=nowhere", "data.first=1")
-    assert "expected two rows or more, got 1" in capsys.readouterr().out
+    assert "two rows or more" in capsys.readouterr().out
     assert manifests.manifest_path(manager).read_text() == before
-    run()  # as after `kill -9`, which leaves the lock's file
-    second = load_run(manager)
-    sampled = [second.stats["input_texts"].index(prompt) for prompt in kept]
-    assert second.stats["asmi_reused_depths"] == [p in scored for p in second.stats["input_texts"]]
-    assert read_manifest(manager)["asmi_reused"] == 3
-    assert read_manifest(manager)["rows"]["ids"] == list("abcd")
-    assert f"polygraph_asmi results {Path(manager).parent}" in capsys.readouterr().err
+    second = load_run(run())  # as after `kill -9`, which leaves the lock's file
+    asked = second.stats["input_texts"]
+    assert second.stats["asmi_reused_depths"] == [prompt in scored for prompt in asked]
+    assert second.manifest == second.manifest | {
+        "asmi_reused": 3,
+        "rows": second.manifest["rows"] | {"ids": list("abcd")},
+    }
+    assert f"polygraph_asmi results {manager.parent}" in capsys.readouterr().err
     name = "ASMI (60%, K=64)"
+    sampled = [asked.index(prompt) for prompt in kept]
     np.testing.assert_array_equal(first.scores[name], second.scores[name][sampled])
 
 
@@ -179,22 +174,16 @@ QUICK = "estimators=asmi_only", "output_attentions=false", "asmi.num_masks=5", "
 def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkeypatch, capsys):
     """Four: a finding, a start that fails, a row that fails, and one that runs."""
     managers = [tmp_path / "sweep" / str(job) / "ue_manager_seed1" for job in range(4)]
-    lasting, scored, calls = [], MaskedHeadsCalculator.__call__, iter(range(99))
+    scored, calls = MaskedHeadsCalculator.__call__, iter(range(99))
+    lasting = Mock(wraps=mends.mended)
 
     def fail_once(*arguments):
         if next(calls) == 1:
             raise RuntimeError("no more")
         return scored(*arguments)
 
-    @contextmanager
-    def mended(script):
-        lasting.append("begun")
-        with mends.mended(script), ExitStack() as end:
-            end.callback(lasting.append, "ended")
-            yield
-
     monkeypatch.setattr(MaskedHeadsCalculator, "__call__", fail_once)
-    monkeypatch.setattr(callback, "mended", mended)
+    monkeypatch.setattr(callback, "mended", lasting)
     managers[1].parent.mkdir(parents=True)
     with locked(managers[1]), pytest.raises(callback.JobFailed) as failed:
         run(*QUICK, "data.first=1,2,3,4", "hydra.sweep.dir=sweep", "--multirun")
@@ -207,10 +196,14 @@ def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkey
         str(failed.value),
     )
     assert [manager.is_file() for manager in managers] == [False, False, True, True]
-    manifests = [read_manifest(manager) for manager in managers[2:]]
-    assert [of["status"] for of in manifests] == ["failed", "completed"]
-    assert manifests[0]["error"] == "RuntimeError: no more"
-    assert lasting == ["begun", "ended"] * 3
+    told = [read_manifest(manager) for manager in managers[2:]]
+    assert [(of["status"], of.get("error")) for of in told] == [
+        ("failed", "RuntimeError: no more"), ("completed", None)
+    ]  # fmt: skip
+    scripts = [begun.args[0] for begun in lasting.call_args_list]
+    assert len(scripts) == 3
+    for script in scripts:  # as they were
+        assert ("UEManager" in script, "TokenF1" in script) == (True, False)
     assert not [*tmp_path.glob("sweep/*/*.lock"), *tmp_path.glob("sweep/*/rows")]
     assert "fail_once" in capsys.readouterr().out  # the traceback, when it happens
     pickled = pickle.dumps(failed.value)  # as a launcher's processes send it
@@ -222,12 +215,20 @@ def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monk
     manager = tmp_path / "run" / "ue_manager_seed1"
     full = Mock(side_effect=OSError("cannot write"))
     scored = MaskedHeadsCalculator, "__call__"
+
+    def damaged(_, file):
+        Path(file).write_bytes(b"PK")
+
+    def fail(_, file):  # what ended the run is told, not what it left
+        damaged(_, file)
+        raise RuntimeError("no more")
+
     for patched, ended, error, shown, said in (
         (scored, lambda *_: signal.raise_signal(signal.SIGTERM), SystemExit, "143", "Interrupt"),
-        (scored, full, SystemExit, "no room is left in .*cannot write", "cannot write"),
-        ((UEManager, "save"), lambda _, file: Path(file).write_bytes(b"PK"), ValueError, "BadZip",
-         "BadZip"),
-    ):  # fmt: skip
+        (scored, full, SystemExit, "no room .*cannot write", "cannot write"),
+        ((UEManager, "save"), damaged, ValueError, "BadZip", "BadZip"),
+        ((UEManager, "save"), fail, RuntimeError, "no more", "no more"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(*patched, ended)
             patch.setattr(callback, "FULL_DISK", 2**60 if ended is full else 0)
@@ -236,8 +237,20 @@ def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monk
         manifest = read_manifest(manager)
         assert (manifest["status"], said in manifest["error"]) == ("failed", True)
         assert not [*tmp_path.glob("run/*.lock"), *tmp_path.glob("run/rows")]
-    run(*QUICK)
-    assert read_manifest(manager)["status"] == "completed"
+    assert load_run(run(*QUICK)).manifest["status"] == "completed"
+
+
+OWN_SCRIPT = """
+from lm_polygraph_asmi.host import loading
+def load_model(model_path, **options): return loading.load_model({folder!r}, **options)
+def load_tokenizer(model_path, **options): return loading.load_tokenizer({folder!r}, **options)
+"""
+
+
+def test_a_load_script_may_know_a_model_that_is_not_here(run, tiny, tmp_path):
+    (tmp_path / "own.py").write_text(OWN_SCRIPT.format(folder=str(tiny)))
+    own = "model.path=a/name", f"model.path_to_load_script={tmp_path}/own.py"
+    assert load_run(run(*QUICK, *own)).manifest["status"] == "completed"
 
 
 def test_manifests_are_plain_json_and_written_whole(tmp_path):
@@ -246,10 +259,6 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path):
     with pytest.raises(ValueError, match="'seconds'"):
         write_manifest({"seconds": float("nan")}, manager)
     assert json.loads((tmp_path / "asmi_manifest_seed7.json").read_text()) == {"status": "running"}
-    torch.save({"state": "Initialized", "stats": {}, "metrics": {"PRR": 0.5}}, manager)
-    ended = {"status": "failed", "error": "of another seed", "model": {}, "config": {"model": {}}}
-    callback._add_results(ended, manager)
-    assert (ended["status"], "error" in ended) == ("completed", False)
     before = model_of({"path": tmp_path})
     write_manifest({"status": "stopped"}, manager)  # of the same size
     assert model_of({"path": tmp_path}) != before
@@ -257,17 +266,32 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path):
         read_manifest(tmp_path / "ue_manager_seed8")
 
 
+@pytest.mark.parametrize(
+    ("state", "metrics", "status"),
+    [
+        ("Initialized", {"PRR": 0.5}, "completed"),  # another seed failed
+        ("Initialized", {}, "failed"),  # interrupted
+        ("failed", {"PRR": 0.5}, "failed"),
+    ],
+)
+def test_a_seed_has_failed_if_it_has_no_results(tmp_path, state, metrics, status):
+    torch.save({"state": state, "stats": {}, "metrics": metrics}, tmp_path / "ue_manager_seed7")
+    ended = {"status": "failed", "error": "of a seed", "model": {}, "config": {"model": {}}}
+    callback._add_results(ended, tmp_path / "ue_manager_seed7")
+    assert (ended["status"], "error" in ended) == (status, status == "failed")
+
+
 def test_a_models_revision_and_settings_are_those_of_its_cache(monkeypatch):
     cached = Mock(return_value="hub/snapshots/abc/config.json")
-    monkeypatch.setattr(manifests, "try_to_load_from_cache", cached)
-    own = {"revision": "v2", "cache_dir": "mine"}
-    asked = [{"path": "owner/name", "load_model_args": arguments} for arguments in (None, own)]
-    assert [model_of(node)["revision"] for node in asked] == ["abc", "abc"]
-    assert [call.args[2:] for call in cached.call_args_list] == [(None, "main"), ("mine", "v2")]
     settings = Mock(return_value=GenerationConfig())
+    monkeypatch.setattr(manifests, "try_to_load_from_cache", cached)
     monkeypatch.setattr(GenerationConfig, "from_pretrained", settings)
-    read_shipped(asked[1])
-    assert settings.call_args.kwargs == own
+    own = {"revision": "v2", "cache_dir": "mine"}
+    for arguments, place in ((None, (None, "main")), (own, ("mine", "v2"))):
+        node = {"path": "owner/name", "load_model_args": arguments}
+        assert model_of(node)["revision"] == "abc"
+        read_shipped(node)
+        assert (cached.call_args.args[2:], settings.call_args.kwargs) == (place, arguments or {})
 
 
 @pytest.mark.slow
@@ -275,18 +299,17 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
     """Hydra holds on to what it raised until the sweep ends."""
     held = []
 
-    def fail(*_):  # a mock would hold on to what it was called with
-        raise RuntimeError("no more")
+    def models():
+        return [o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)]
 
     def hold(_, job_return, **__):
-        held.append(job_return)
-        held.append([o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)])
+        held.extend([job_return, models()])
 
-    monkeypatch.setattr(Perplexity, "__call__", fail)
+    monkeypatch.setattr(Perplexity, "__call__", failing_at(""))
     monkeypatch.setattr(callback.RunRecord, "on_job_end", hold)
     gc.unfreeze()  # else models of other tests are not counted
     gc.collect()
-    before = [o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)]
+    before = models()
     with pytest.raises(callback.JobFailed, match="no more"):
         run("hydra.sweep.dir=sweep", "--multirun")
     assert len(held[1]) == len(before)
@@ -295,9 +318,12 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
 def test_memory_is_measured_where_the_system_allows_it(monkeypatch):
     """A run begins before PyTorch has touched the GPU, where a reset would raise an error."""
     refusing = Mock(side_effect=RuntimeError("Invalid device argument"))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", refusing)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    for name, value in (
+        ("device_count", lambda: 1),
+        ("reset_peak_memory_stats", refusing),
+        ("is_initialized", lambda: False),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
     callback.reset_peak_memory()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows

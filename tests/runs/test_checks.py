@@ -6,11 +6,10 @@ from unittest.mock import Mock
 
 import nltk
 import pytest
-from datasets import load_from_disk
 from lm_polygraph.estimators import Perplexity, SemanticEntropy
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi.runs import checks, needs, rows
+from lm_polygraph_asmi.runs import checks, needs
 from lm_polygraph_asmi.runs.checks import CHECKS, Plan, findings_of, read_plan
 from lm_polygraph_asmi.runs.rows import DataRow, RunRows
 from tests.composing import composed, run_of
@@ -22,46 +21,27 @@ def of_data(*overrides: str):
     return list(CHECKS["rows"](read_plan(composed("asmi_babiqa", *overrides))))
 
 
+OURS = "cannot build lm_polygraph_asmi.estimators.asmi, lm_polygraph_asmi.estimators.sem_asmi: "
+
+
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("name", "overrides", "said"),
     [
-        ("+asmi.detph=0.7", "unknown setting detph (did you mean depth?)"),
-        ("asmi.depth=1.5", "depth must lie in (0, 1), got 1.5: "),
+        ("asmi_coqa", ["estimators=asmi_only", "+asmi.detph=0.7"],
+         [f"{OURS}unknown setting detph (did you mean depth?)"]),
+        ("asmi_coqa", ["estimators=asmi_only", "asmi.depth=1.5"], [f"{OURS}depth must lie in"]),
+        ("asmi_coqa", ["model=asmi_local", "+data.more={a: ???}"],
+         ["data.more.a is missing", "model.path is missing"]),
+        ("asmi_stability", [], ["answers is missing"]),  # of which others are made
+        ("asmi_coqa", ["generation_params.stop_strings=['']"], ["stop must not contain an empty"]),
     ],
-)
-def test_a_setting_that_asmi_does_not_take_is_said_once(setting, said):
-    """Of all estimators together, without what OmegaConf adds; nothing else can be checked."""
-    plan = read_plan(run_of("asmi_coqa", "estimators=asmi_only", setting))
-    ((finding,),) = findings_of(plan).values()
-    names = "lm_polygraph_asmi.estimators.asmi, lm_polygraph_asmi.estimators.sem_asmi"
-    assert finding.text.startswith(f"cannot build {names}: {said}")
-    assert (finding.text.count("\n"), finding.fatal) == (0, True)
-
-
-def test_values_that_must_be_given():
-    plan = read_plan(composed("asmi_coqa", "model=asmi_local", "+data.more={a: ???}"))
-    assert plan.faults["config"] == [
-        "data.more.a is missing: add data.more.a=... to the command",
-        "model.path is missing: add model.path=... to the command",
-    ]
-    (fault,) = read_plan(composed("asmi_stability")).faults["config"]
-    assert fault.startswith("answers is missing")  # of which others are made
-
-
-def test_a_run_reads_its_rows_and_builds_its_estimators_once(tiny, tmp_path, monkeypatch):
-    read, build = Mock(wraps=rows.read_data), checks.FactoryEstimator.__call__
-    built = Mock(side_effect=lambda *how: build(checks.FactoryEstimator(), *how))
-    monkeypatch.setattr(rows, "read_data", read)
-    monkeypatch.setattr(checks.FactoryEstimator, "__call__", built)
-    overrides = [f"model.path={tiny}", "model=asmi_local", "data.sample=5", "hydra.run.dir=x"]
-    monkeypatch.chdir(tmp_path)
-    config = run_of("asmi_demo", *overrides)
-    plan = read_plan(config)
-    assert findings_of(plan) == {name: [] for name in ("config", *CHECKS)}
-    assert not (tmp_path / "x").exists()  # LM-Polygraph's asking for them saves them
-    for _ in range(2):
-        assert len(load_from_disk(config.dataset)) == len(plan.asked) == 5
-    assert (read.call_count, built.call_count) == (1, len(config.estimators))
+)  # fmt: skip
+def test_a_config_that_cannot_be_read(name, overrides, said):
+    """A sentence for all estimators together, without what OmegaConf adds; nothing else."""
+    (findings,) = findings_of(read_plan(run_of(name, *overrides))).values()
+    for (text, fatal), start in zip(findings, said, strict=True):
+        assert text.startswith(start)
+        assert (text.count("\n"), fatal) == (0, True)
 
 
 TWO = {"input": ["a", "b"], "output": ["x", "y"]}
@@ -117,49 +97,44 @@ def test_a_csv_file(tmp_path, content, messages):
         config.dataset = [str(tmp_path), "default"]
         assert len(read_plan(config).asked) == 1
     own = f"dataset={tmp_path / 'd.csv'}", "load_from_disk=false"
-    (finding,) = of_data(*own, "data.num_shards=2", "data.shard=1")
-    assert finding.text.startswith("data.num_shards splits only the rows of data.source")
-    findings = of_data(*own)
-    for finding, message in zip(findings, messages, strict=True):
-        assert message in finding.text
-        assert finding.fatal
+    (sharded,) = of_data(*own, "data.num_shards=2", "data.shard=1")
+    assert sharded.text.startswith("data.num_shards splits only the rows of data.source")
+    for (text, fatal), message in zip(of_data(*own), messages, strict=True):
+        assert (message in text, fatal) == (True, True)
 
 
 @pytest.mark.parametrize(
-    ("gold", "metric", "fatal"),
+    ("gold", "metric", "fatal", "advised"),
     [
-        ("Хольм 1931", "RougeMetric", True),
-        ("the", "ReferenceInAnswer", True),
-        ("?!", "TokenF1", True),
-        ("A", "AccuracyMetric", True),
-        ("القاهرة", "AlignScore", False),
+        ("Хольм 1931", "RougeMetric", True, "ReferenceInAnswer"),
+        ("the", "ReferenceInAnswer", True, "AccuracyMetric"),
+        ("?!", "TokenF1", True, "AccuracyMetric"),
+        ("A", "AccuracyMetric", True, "AccuracyMetric"),
+        ("القاهرة", "AlignScore", False, "ReferenceInAnswer"),
     ],
 )
-def test_gold_answers_that_a_metric_cannot_judge(tmp_path, gold, metric, fatal):
+def test_gold_answers_that_a_metric_cannot_judge(tmp_path, gold, metric, fatal, advised):
     source = saved(tmp_path, input=["Who?", "When?"], output=["Holm 1931", gold])
-    own = f"data.source={source}", f"generation_metrics=[{{name: {metric}}}]"
-    config = composed("asmi_babiqa", *own)
+    config = composed("asmi_babiqa", f"data.source={source}")
     for name in ("process_output_fn", "process_target_fn"):
         config[name] = composed("asmi_demo")[name]  # drops articles
+    # Of a model of the user's own choice nothing is known.
+    russian = {"name": "BertScoreMetric", "kwargs": {"lang": "ru"}}
+    config.generation_metrics = [russian, {"name": metric}]
     (finding,) = CHECKS["rows"](read_plan(config))
     assert f"1 of 2 rows (test:1: {gold!r}" in finding.text
-    both = ({"name": "BertScoreMetric", "kwargs": {"lang": "ru"}}, *config.generation_metrics)
-    config.generation_metrics = list(both)  # of its model nothing is known
-    assert list(CHECKS["rows"](read_plan(config))) == [finding]
-    advised = "AccuracyMetric" if gold in ("the", "?!", "A") else "ReferenceInAnswer"
     assert f"{{name: {advised}}}" in finding.text
     assert finding.fatal == fatal
 
 
-def test_few_rows_without_a_label_do_not_end_a_run(tmp_path):
+@pytest.mark.parametrize("size", [20, 11, 10, 9, 8])
+def test_few_rows_without_a_label_do_not_end_a_run(tmp_path, size):
     """SQuAD has a few names with accents; ROUGE is mended so that it gives them none."""
-    for size, fatal in ((20, False), (8, True)):
-        output = ["Holm"] * (size - 1) + ["Beyoncé"]
-        source = saved(tmp_path / f"{size}", input=[f"{i}?" for i in range(size)], output=output)
-        metric = "generation_metrics=[{name: RougeMetric}]"
-        ((text, is_fatal),) = of_data(f"data.source={source}", metric)
-        assert f"1 of {size} rows (test:{size - 1}: 'Beyoncé' has 'é'" in text
-        assert is_fatal == fatal
+    output = ["Holm"] * (size - 1) + ["Beyoncé"]
+    source = saved(tmp_path, input=[f"{i}?" for i in range(size)], output=output)
+    ((text, fatal),) = of_data(f"data.source={source}", "generation_metrics=[{name: RougeMetric}]")
+    assert f"1 of {size} rows (test:{size - 1}: 'Beyoncé' has 'é'" in text
+    assert fatal == (size < 10)  # more than a tenth
 
 
 def test_a_prompt_beyond_the_context_window(tiny, tmp_path):
@@ -173,21 +148,26 @@ def test_models_that_a_run_needs_are_named_before_it(monkeypatch, tmp_path):
     """Those of LM-Polygraph's own list of metrics, and of an estimator through other statistics."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nltk.data, "path", [])
-    found = list(CHECKS["side models"](Plan(OmegaConf.create({}), [Perplexity()])))
-    names = ("roberta-large, ", "sentence-transformers/all-mpnet-base-v2, ", "yzha/AlignScore ",
-             "roberta-large, ", "en_core_web_sm, ", "punkt_tab, ")  # fmt: skip
-    for name, (text, fatal) in zip(names, found, strict=True):
-        assert fatal
-        assert text.startswith(name)
-    for (text, _), command in zip(found[-2:], ("spacy download", "nltk.downloader"), strict=True):
-        assert f"run `python -m {command} " in text
-    config = composed("asmi_coqa", "generation_metrics=[{name: RougeMetric}]")
-    assert list(CHECKS["side models"](Plan(config, [Perplexity()]))) == []
+    spacy, nltks = "run `python -m spacy download ", "run `python -m nltk.downloader "
+    missing = [
+        ("roberta-large, ", ""), ("sentence-transformers/all-mpnet-base-v2, ", ""),
+        ("yzha/AlignScore ", ""), ("roberta-large, ", ""), ("en_core_web_sm, ", spacy),
+        ("punkt_tab, ", nltks),
+    ]  # fmt: skip
+    rouge = composed("asmi_coqa", "generation_metrics=[{name: RougeMetric}]")
+    own = {"name": "BertScoreMetric", "kwargs": {"lang": "ru"}}  # the user's choice of a model
+    for config, estimator, expected in (
+        (OmegaConf.create({}), Perplexity(), missing),
+        (OmegaConf.create({"generation_metrics": [own]}), Perplexity(), []),
+        (rouge, Perplexity(), []),
+        (rouge, SemanticEntropy(), [("the NLI model 'microsoft/deberta-large-mnli' ", "")]),
+    ):
+        found = CHECKS["side models"](Plan(config, [estimator]))
+        for (text, fatal), (start, command) in zip(found, expected, strict=True):
+            assert (text.startswith(start), command in text, fatal) == (True, True, True)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "own/base"}')
     adapted = composed("asmi_coqa", "model=asmi_local", f"model.path={tmp_path}")
     assert Plan(adapted).needs[0].name == "model own/base"
-    (finding,) = CHECKS["side models"](Plan(config, [SemanticEntropy()]))
-    assert finding.text.startswith("the NLI model 'microsoft/deberta-large-mnli' ")
 
 
 def test_a_command_of_a_library_that_fails_is_one_sentence(monkeypatch, tmp_path):
@@ -202,33 +182,45 @@ def test_a_command_of_a_library_that_fails_is_one_sentence(monkeypatch, tmp_path
     assert run.call_args[0][0][1:] == ["-m", "spacy", "download", "en_core_web_sm"]
 
 
-def test_folders_that_cannot_be_written_or_hold_the_results(monkeypatch, tmp_path):
+def test_folders_that_cannot_be_written():
     config = run_of("asmi_demo", "++save_path=/proc/x", "++asmi.result_cache=/proc/y")
-    found = [text for text, _ in CHECKS["output folder"](Plan(config))]
-    assert ["/proc/x" in found[0], "/proc/y" in found[1]] == [True, True]
-    long = RunRows([DataRow("1", "c", "x" * 10**6, "x")] * 400)  # 0.8 GB of prompts a seed
-    new = f"+save_path={tmp_path}/new/run"
+    first, second = (text for text, _ in CHECKS["output folder"](Plan(config)))
+    assert ("/proc/x" in first, "/proc/y" in second) == (True, True)
+
+
+FOLDERS = ["save_path", "asmi.result_cache"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "overrides", "free", "full"),
+    [
+        (10**6, [], 10**9, []),  # 0.8 GB of prompts a seed
+        (10**6, ["seed=[1,2,3]"], 10**9, FOLDERS),
+        (10**6, ["seed=[1,2,3]"], 10**11, []),
+        # 400 answers of 1000 tokens, 2000 bytes each, and a third depth
+        (1, ["max_new_tokens=1000"], 10**9, []),
+        (1, ["max_new_tokens=1000", "+asmi.depths=[0.6,0.7]"], 10**9, FOLDERS),
+    ],
+)
+def test_folders_that_cannot_hold_the_results(monkeypatch, tmp_path, prompt, overrides, free, full):
     source = Mock(spec=needs.Repository, size=lambda: 10**10)
     source.missing = source.size
-    for seeds, free, expected in (
-        ("[1]", 10**9, ["HF_HOME"]),
-        ("[1,2,3]", 10**9, ["save_path", "asmi.result_cache", "HF_HOME"]),
-        ("[1]", 10**11, []),
-    ):
-        monkeypatch.setattr(checks.shutil, "disk_usage", lambda _, n=free: SimpleNamespace(free=n))
-        plan = Plan(run_of("asmi_demo", new, f"seed={seeds}"), rows=long)
-        vars(plan)["needs"] = [needs.Need("model a/b", "the run", source)] * 2
-        texts = [text for text, _ in CHECKS["disk"](plan)]
-        assert [text.partition(":")[0] for text in texts] == expected
-        if expected:
-            assert "20.0 GB" in texts[-1]
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    config = run_of("asmi_demo", f"+save_path={tmp_path}/new/run", *overrides)
+    plan = Plan(config, rows=RunRows([DataRow("1", "c", "x" * prompt, "x")] * 400))
+    vars(plan)["needs"] = [needs.Need("model a/b", "the run", source)] * 2
+    texts = [text for text, _ in CHECKS["disk"](plan)]
+    downloads = ["HF_HOME"] * (free < 10**11)
+    assert [text.partition(":")[0] for text in texts] == [*full, *downloads]
+    assert [text for text in texts if "20.0 GB" in text] == texts[len(full) :]
 
 
 @pytest.mark.parametrize(
     ("overrides", "message", "fatal"),
     [
         (["generation_params.do_sample=true"], "would sample the greedy answers", True),
-        (["generation_params.num_beams=3"], "num_beams is 3, but ASMI scores greedy", True),
+        (["generation_params.num_beams=3"], "num_beams is 3", True),
+        (["generation_params.num_beams=null", "generation_params.do_sample=null"], None, False),
         (["batch_size=4"], "Use batch_size: 1", False),
         (["batch_size=4", "generation_params.stop_strings=null"], None, False),
     ],

@@ -15,7 +15,6 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.runs import compose, doctor
 from lm_polygraph_asmi.runs.checks import CHECKS, findings_of, read_plan
 from lm_polygraph_asmi.runs.compose import compose_run
-from lm_polygraph_asmi.runs.doctor import batch_times, costs, try_rows
 from tests.composing import run_of
 from tests.polygraph import run_forked
 
@@ -82,6 +81,18 @@ def test_overrides_that_do_not_fit(elsewhere, name, override, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "", "--config-name a --model b", "--config-name a --depth 0.5", "--model a seed=[1]",
+        "--model a --no-run", "--model a --config-dir .",
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit(words):
+    result = CliRunner().invoke(main, ["doctor", *words.split()])
+    assert (result.exit_code, result.output.startswith("Usage: ")) == (2, True), result.output
+
+
 def test_a_users_own_config(elsewhere, overrides):
     """On top of a shipped one, with values of Hydra's."""
     places = "mine: ${hydra:run.dir}\nsave_path: ${hydra:runtime.output_dir}/a"
@@ -105,44 +116,56 @@ def test_a_run_that_works(elsewhere, overrides, monkeypatch, in_new_process):
     assert shown.exit_code == 0, shown.output
     text = " ".join(shown.output.split())
     assert text.count("│ ok │") == len(NAMES) + 1
-    for phase in ("greedy", "asmi", "other", "in total"):
-        assert f"a row, {phase} │" in text
-    assert "peak memory, main │" in text
-    assert "the whole run │ about 0:00:" in text
-    assert f"rows │ ok │ 3 in 3 clusters; the first: {PROMPTS[0]}" in text
+    for row in (
+        *(f"a row, {phase} │" for phase in ("greedy", "asmi", "other", "in total")),
+        "peak memory, main │", "the whole run │ about 0:00:",
+        f"rows │ ok │ 3 in 3 clusters; the first: {PROMPTS[0]}",
+    ):  # fmt: skip
+        assert row in text
     assert [*(elsewhere / "cwd").iterdir(), *(elsewhere / "tmp").iterdir()] == []
 
 
+SEVERAL = {"seconds": 60_060.0, "seconds_to_first_row": 30.0, "seconds_a_row": 3.0,
+           "seconds_a_row_by_phase": {"asmi": 0.5, "other": 2.5},
+           "peak_memory_bytes": {"main": 2 * 10**9}}  # fmt: skip
+"""Of 10,000 rows with two seeds."""
+
+
+@pytest.mark.parametrize(
+    ("times", "manifest", "rows", "seeds", "expected"),
+    [
+        ([30.0, 32.0, 36.0], USED, 10_000, 2, SEVERAL),
+        ([30.0, 36.0], USED, 10_000, 2, SEVERAL),  # both in one batch
+        ([1.0, 3.0, 5.0], {}, 3, 1, {"seconds": 7.0, "seconds_to_first_row": 1.0,
+         "seconds_a_row": 2.0, "seconds_a_row_by_phase": {"other": 2.0}, "peak_memory_bytes": {}}),
+        ([], USED, 10_000, 1, {}),
+    ],
+)  # fmt: skip
+def test_costs_of_a_whole_run(times, manifest, rows, seeds, expected):
+    assert doctor.costs(times, manifest, rows, seeds) == expected
+
+
 def test_what_two_rows_show(shown):
-    """In a table, of a run that works and of one job of a sweep that is not run."""
+    """In a table and in JSON, of a run that works and of one job of a sweep that is not run."""
     scores = pd.DataFrame({"ASMI": [0.1, 0.2], "Perplexity": [0.1, float("nan")]})
-    code, text = shown(lambda *_: (scores, costs([30.0, 32.0, 36.0], USED, rows=10_000, seeds=2)))
-    assert code == 0
+
+    def tried(*_):
+        return scores, SEVERAL
+
+    code, text = shown(tried)
     for row in (
         "warning │ expected finite scores, got others from Perplexity", "a row, other │ 2.50 s",
         "the whole run │ about 16:41:00", "peak memory, main │ 2.0 GB",
     ):  # fmt: skip
         assert row in " ".join(text.split())
-    code, text = shown(None, "--no-run", "hydra.mode=MULTIRUN")
-    assert (code, "Rough estimate" in text) == (0, False)
-    assert "asmi_offline, one job of its sweep" in " ".join(text.split())
-
-
-def test_as_json(shown):
-    def tried(*arguments):
-        return pd.DataFrame({"ASMI": [0.1, 0.2]}), costs([1.0, 3.0, 5.0], USED, arguments[-1], 1)
-
-    code, text = shown(tried, "--json")
+    as_json, text = shown(tried, "--json")
     content = json.loads(text)
-    assert (code, content["works"], content["config"]) == (0, True, "asmi_offline")
-    assert [check["check"] for check in content["checks"]] == [*NAMES, "two rows"]
-    assert content["cost"] == {
-        "seconds_to_first_row": 1.0, "seconds_a_row": 2.0, "seconds": 7.0,
-        "seconds_a_row_by_phase": {"asmi": 0.5, "other": 1.5},
-        "peak_memory_bytes": {"main": 2 * 10**9},
-    }  # fmt: skip
-    assert costs([], {}, rows=10_000, seeds=1) == {}
-    assert costs([10, 14], {}, rows=100, seeds=1)["seconds_a_row"] == 2  # both in one batch
+    states = dict.fromkeys(NAMES, "ok") | {"two rows": "warning"}
+    assert {check["check"]: check["state"] for check in content.pop("checks")} == states
+    assert content == {"config": "asmi_offline", "works": True, "cost": SEVERAL}
+    not_run, text = shown(None, "--no-run", "hydra.mode=MULTIRUN")
+    assert "asmi_offline, one job of its sweep" in " ".join(text.split())
+    assert (code, as_json, not_run, "Rough estimate" in text) == (0, 0, 0, False)
 
 
 @pytest.mark.parametrize(
@@ -157,36 +180,36 @@ def test_a_run_that_fails(shown, monkeypatch, code, printed, said):
     """In JSON, and in words."""
     run = Mock(return_value=subprocess.CompletedProcess([], code, "", printed))
     monkeypatch.setattr(doctor.subprocess, "run", run)
-    override = "seed=[5,6]" if run.return_value.returncode else "subsample_eval_dataset=1"
-    status, text = shown(try_rows, "--json", override)
+    override = "seed=[5,6]" if code else "subsample_eval_dataset=1"
+    status, text = shown(doctor.try_rows, "--json", override)
     content = json.loads(text)
     (problem,) = (check["text"] for check in content["checks"] if check["state"] == "problem")
     assert said in problem
     assert (status, content["works"], content["cost"]) == (1, False, {})
-    assert run.call_count == bool(code)
-    if code:
-        assert {"++seed=[5]", "hydra.mode=RUN"} <= {*run.call_args[0][0]}
-    status, text = shown(try_rows, override)
+    for call in (started := run.call_args_list):
+        assert {"++seed=[5]", "hydra.mode=RUN"} <= {*call.args[0]}
+    assert len(started) == bool(code)
+    status, text = shown(doctor.try_rows, override)
     assert (status, said.splitlines()[0] in " ".join(text.split())) == (1, True)
 
 
 @pytest.mark.parametrize(
-    ("files", "own", "message"),
+    ("files", "own", "word"),
     [
-        ({"src/src.py": SCRIPT}, ["data.source=src"], "of the dataset src: "),
+        ({"src/src.py": SCRIPT}, ["data.source=src"], "dataset src: "),
         ({"x/a.jsonl": '{"a": 1}\n{"b'}, ["data.source=x"], "types would be guessed"),
-        ({}, ["data.source=no.json"], "data.source: the file no.json does not exist"),
+        ({}, ["data.source=no.json"], "no.json does not exist"),
         ({}, ["data.size=x"], "data.size"),
         ({"a": ""}, ["dataset=a", "load_from_disk=true"], "a"),
     ],
-)  # fmt: skip
-def test_data_that_cannot_be_read_are_said_in_one_line(elsewhere, overrides, files, own, message):
+)
+def test_data_that_cannot_be_read_are_said_in_one_line(elsewhere, overrides, files, own, word):
     for name, content in files.items():
-        (elsewhere / "cwd" / name).parent.mkdir(exist_ok=True)
-        (elsewhere / "cwd" / name).write_text(content)
+        file = elsewhere / "cwd" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
     (text,) = read_plan(run_of("asmi_offline", *overrides, *own)).faults["rows"]
-    assert message in text
-    assert "Traceback" not in text
+    assert (word in text, "Traceback" in text) == (True, False)
 
 
 def test_times_in_a_log():
@@ -198,5 +221,5 @@ def test_times_in_a_log():
             (9, "===== METRICS ====="),
         ]
     ]  # fmt: skip
-    assert np.diff(batch_times("\n".join(lines))).tolist() == [2.0, 1.0]
-    assert batch_times("[00:00:01] stat calculators...") == []
+    assert np.diff(doctor.batch_times("\n".join(lines))).tolist() == [2.0, 1.0]
+    assert doctor.batch_times("[00:00:01] stat calculators...") == []

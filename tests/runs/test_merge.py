@@ -32,16 +32,19 @@ def unsplit(tmp_path_factory):
     manager = UEManager.load(str(empty))
     manager.ue_metrics = ue_metrics({})
     random = np.random.default_rng(5)
-    scores = {name: random.normal(size=ROWS).tolist() for name in ("ASMI", "Perplexity", "PTrue")}
-    scores["Perplexity"][4] = scores["Perplexity"][20] = float("nan")
-    scores["PTrue"][0], scores["PTrue"][22] = float("inf"), float("-inf")
-    scores["tied"] = random.integers(3, size=ROWS).astype(float).tolist()
-    quality = {name: random.random(ROWS).tolist() for name in ("AlignScore", "Rouge_rougeL")}
-    quality["Accuracy"] = random.integers(2, size=ROWS).tolist()
-    quality["Rouge_rougeL"][7] = float("nan")
-    manager.estimations |= {("sequence", name): values for name, values in scores.items()}
-    manager.estimations["claim", "ClaimScore"] = random.normal(size=2 * ROWS).tolist()
-    manager.gen_metrics |= {("sequence", name): values for name, values in quality.items()}
+    scores = dict(zip(("ASMI", "Perplexity", "PTrue"), random.normal(size=(3, ROWS)), strict=True))
+    scores["Perplexity"][[4, 20]] = np.nan
+    scores["PTrue"][[0, 22]] = np.inf, -np.inf
+    scores["tied"] = random.integers(3, size=ROWS).astype(float)
+    scores["ClaimScore"] = random.normal(size=2 * ROWS)
+    quality = {name: random.random(ROWS) for name in ("AlignScore", "Rouge_rougeL")}
+    quality["Rouge_rougeL"][7] = np.nan
+    quality["Accuracy"] = random.integers(2, size=ROWS)
+    manager.gen_metrics |= {("sequence", name): of.tolist() for name, of in quality.items()}
+    manager.estimations |= {
+        ("claim" if "Claim" in name else "sequence", name): of.tolist()
+        for name, of in scores.items()
+    }
     masked = [{"mi": random.random(1 + i % 3), "settings": {"layer": 18}} for i in range(ROWS)]
     manager.stats |= {
         "input_texts": [f"question {i}" for i in range(ROWS)],
@@ -54,20 +57,23 @@ def unsplit(tmp_path_factory):
     return manager
 
 
+def part_of(manager, part, rows):
+    """The values of these rows; claims have two each."""
+    found = defaultdict(list)
+    for key, values in getattr(manager, part).items():
+        each = len(values) // ROWS
+        found[key] += values[rows[0] * each : (rows[-1] + 1) * each]
+    return found
+
+
 def split(unsplit, folder, shards=4, seed=1, dataset="a_dataset"):
     """Write a run as so many jobs, `folder/shard0` and so on; their manager files."""
-    files = []
-    for number in range(shards):
+    files = [folder / f"shard{number}" / f"ue_manager_seed{seed}" for number in range(shards)]
+    for number, file in enumerate(files):
         rows = shard_of(list(range(ROWS)), number, shards)
-        files.append(folder / f"shard{number}" / f"ue_manager_seed{seed}")
-        files[-1].parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         content = {"state": unsplit.state, "metrics": {("sequence", "of this shard"): 0.0}}
-        for part in PARTS:
-            content[part] = defaultdict(list)
-            for key, values in getattr(unsplit, part).items():
-                each = len(values) // ROWS
-                content[part][key] += values[rows[0] * each : (rows[-1] + 1) * each]
-        torch.save(content, files[-1])
+        torch.save(content | {part: part_of(unsplit, part, rows) for part in PARTS}, file)
         data = {"source": f"hub/{dataset}", "shard": number, "num_shards": shards}
         manifest = {
             "format": 1, "status": "completed", "config_name": "asmi_grid",
@@ -83,7 +89,7 @@ def split(unsplit, folder, shards=4, seed=1, dataset="a_dataset"):
                 "stat_calculators": [{"cfg": {"result_cache": number, "memory_budget": number}}],
             },
         }  # fmt: skip
-        write_manifest(manifest, files[-1])
+        write_manifest(manifest, file)
     return files
 
 
@@ -101,23 +107,19 @@ def edit(manager, *names, to):
 
 
 def only_error(paths, out):
-    merged, errors = merge_runs(paths, out)
-    assert not merged
-    assert not out.exists()
-    (error,) = errors
+    merged, (error,) = merge_runs(paths, out)
+    assert (merged, out.exists()) == ([], False)
     return error
 
 
 def test_a_joined_file_is_that_of_an_unsplit_run(unsplit, tmp_path):
     files = split(unsplit, tmp_path, shards := 5)
     late = files[0].parent.rename(tmp_path / "shard9")  # run again, in a later folder
-    merged, errors = merge_runs([late, *files[:0:-1], *files[1:2]], tmp_path / "out")
-    assert not errors
     file = tmp_path / "out/ue_manager_seed1"
-    assert merged == [("a_model/a_dataset, seed 1", shards, ROWS, file, [])]
+    merged = [("a_model/a_dataset, seed 1", shards, ROWS, file, [])]
+    assert merge_runs([late, *files[:0:-1], *files[1:2]], tmp_path / "out") == (merged, [])
     unsplit.save(tmp_path / "unsplit")
-    expected = torch.load(tmp_path / "unsplit", weights_only=False)
-    joined = torch.load(file, weights_only=False)
+    expected, joined = (torch.load(f, weights_only=False) for f in (tmp_path / "unsplit", file))
     assert repr(joined) == repr(expected)  # which tells types, order and every digit, NaN or not
     assert len(joined["metrics"]) == 4 * 3 * (4 + 2)  # two of the four metrics normalised too
     assert set(file.parent.iterdir()) == {file, manifest_path(file)}
@@ -130,14 +132,16 @@ def test_the_joined_manifest(unsplit, tmp_path):
     edit(files[2], "packages", "torch", to="2.9.0")
     merge_runs([tmp_path], tmp_path / "out")
     manifest = read_manifest(tmp_path / "out/ue_manager_seed1")
-    for node in (manifest["dataset"], manifest["config"]["data"]):
-        assert (node["source"], node["shard"], node["num_shards"]) == ("hub/a_dataset", 0, 1)
-    assert manifest["merged_from"] == [str(tmp_path / f"shard{i}") for i in range(4)]
     seconds = unsplit.stats["seconds_greedy"]
-    assert manifest["seconds"]["greedy"] == {"median": np.median(seconds), "total": np.sum(seconds)}
+    data = {"source": "hub/a_dataset", "shard": 0, "num_shards": 1}
     assert manifest == manifest | {
         "status": "completed",
+        "merged_from": [str(tmp_path / f"shard{i}") for i in range(4)],
+        "dataset": {"name": "a_dataset", **data},
+        "config": manifest["config"] | {"data": data},
         "rows": {name: [f"{name} {i}" for i in range(ROWS)] for name in ("ids", "clusters")},
+        "seconds": manifest["seconds"]
+        | {"greedy": {"median": np.median(seconds), "total": np.sum(seconds)}},
         "seconds_wall": 46.0,
         "peak_memory_bytes": {"main": 100, "cuda:0": 3},
         "asmi_reused": 6,
@@ -160,27 +164,28 @@ def test_shards_that_are_missing_failed_killed_or_finished_twice(unsplit, tmp_pa
     edit(first[1], "error", to="OutOfMemoryError: too large")
     first[3].unlink()
     edit(first[3], "status", to="running")
-    text = only_error([first[0], first[1], manifest_path(first[3]).parent], out)
-    assert f"failed in {first[1].parent} (OutOfMemoryError: too large): run it" in text
-    assert "expected one finished job of data.num_shards=4 data.shard=2, got none" in text
-    assert f"data.shard=3, got running in {first[3].parent}" in text
+    text = only_error([first[0], first[1], first[3].parent], out)
+    for part in (
+        f"failed in {first[1].parent} (OutOfMemoryError: too large): run it",
+        "expected one finished job of data.num_shards=4 data.shard=2, got none",
+        f"data.shard=3, got running in {first[3].parent}",
+    ):
+        assert part in text
     again = split(unsplit, tmp_path / "again")
     text = only_error([tmp_path / "first", *again], out)
     assert f"data.shard=0, got completed in {again[0].parent} (no error) and completed in" in text
-    merged, errors = merge_runs([tmp_path / "first", again[1], again[3]], out)
-    assert not errors
-    assert merged[0].rows == ROWS
+    (merged,), errors = merge_runs([tmp_path / "first", again[1], again[3]], out)
+    assert (merged.rows, errors) == (ROWS, [])
 
 
 @pytest.mark.parametrize("text", ["{", '{"format": 2}'])
 def test_a_manifest_that_is_damaged_or_of_another_release(unsplit, tmp_path, text):
     files = split(unsplit, tmp_path, 2)
     manifest_path(files[1]).write_text(text)
-    merged, errors = merge_runs([tmp_path], tmp_path / "out")
-    assert not merged
-    assert str(manifest_path(files[1])) in errors[0]
-    assert f"The rows of {files[1]} are unknown" in errors[0]
-    assert "data.shard=1, got none" in errors[1]
+    merged, (unread, missing) = merge_runs([tmp_path], tmp_path / "out")
+    for part in (str(manifest_path(files[1])), f"The rows of {files[1]} are unknown"):
+        assert part in unread
+    assert ("data.shard=1, got none" in missing, merged) == (True, [])
 
 
 def of_content(change):
@@ -197,6 +202,15 @@ def pop(part, name):
     return lambda content: content[part].pop(("sequence", name))
 
 
+def first_three(file):
+    """Of six rows, as of another split."""
+    of_content(lambda content: content.update({
+        part: {key: values[: len(values) // 2] for key, values in content[part].items()}
+        for part in PARTS
+    }))(file)  # fmt: skip
+    edit(file, "rows", to={name: of[:3] for name, of in read_manifest(file)["rows"].items()})
+
+
 def cut_off(file):
     file.write_bytes(file.read_bytes()[:-900])
 
@@ -205,6 +219,7 @@ def cut_off(file):
     ("change", "message"),
     [
         (cut_off, "{2} is not a run saved"),
+        (first_three, "shards of [5, 6, 3, 6] rows are not from the same data"),
         (of_content(lambda c: c["stats"]["input_texts"].pop()), "{2} is incomplete: "),
         (of_content(pop("gen_metrics", "Accuracy")), "different quality metrics: "),
         (of_content(pop("estimations", "ASMI")), "different estimators: "),
@@ -228,9 +243,8 @@ def test_shards_that_do_not_fit(unsplit, tmp_path, change, message):
     change(files[2])
     text = only_error([tmp_path], tmp_path / "out")
     assert message.format(*files) in text
-    if message.startswith("different"):
-        assert f"in {files[0].parent}, " in text
-        assert f"in {files[2].parent}. Run" in text
+    for place in (files[0].parent, files[2].parent) if message.startswith("different") else ():
+        assert f"in {place}" in text
 
 
 @pytest.mark.usefixtures("no_metrics")
@@ -241,50 +255,46 @@ def test_rows_that_no_manifest_names(unsplit, tmp_path, texts):
     def own(manager):
         edit(manager, "rows", to={"ids": [], "clusters": []})
         of_content(lambda c: texts or c["stats"].pop("input_texts"))(manager)
+        return manager
 
     (whole,) = split(unsplit, tmp_path / "whole", 1)
     of_content(lambda c: c["stats"]["input_texts"].__setitem__(1, "question 0"))(whole)
-    own(whole)
-    merged, errors = merge_runs([whole], tmp_path / "merged")
-    assert (merged[0][1:3], errors) == ((1, ROWS), [])
-    assert read_manifest(merged[0].file)["rows"] == {"ids": [], "clusters": []}
-    jobs = [split(unsplit, tmp_path / f"job{i}", 1)[0] for i in range(2)]
+    (merged,), errors = merge_runs([own(whole)], tmp_path / "merged")
+    assert (merged.shards, merged.rows, errors) == (1, ROWS, [])
+    assert read_manifest(merged.file)["rows"] == {"ids": [], "clusters": []}
+    jobs = [own(*split(unsplit, tmp_path / f"job{i}", 1)) for i in range(2)]
     for number, manager in enumerate(jobs):
-        own(manager)
         for node in (("dataset",), ("config", "data")):
             edit(manager, *node, "num_shards", to=2)
             edit(manager, *node, "shard", to=number)
     row = "'question 0'" if texts else "0"
-    expected = (
-        f"shards of [{ROWS}, {ROWS}] rows, with row {row} in 2 of them are not from the same data: "
-        "run all shards again. Note that data.num_shards splits only the rows of data.source"
+    assert f"[{ROWS}, {ROWS}] rows, with row {row} in 2 of them" in only_error(
+        jobs, tmp_path / "out"
     )
-    assert expected in only_error(jobs, tmp_path / "out")
 
 
-def test_statistics_with_missing_entries_are_left_out(unsplit, tmp_path, no_metrics):  # noqa: ARG001
+@pytest.mark.usefixtures("no_metrics")
+def test_statistics_with_missing_entries_are_left_out(unsplit, tmp_path):
     files = split(unsplit, tmp_path)
     of_content(lambda content: content["stats"].pop("asmi_seconds"))(files[1])
     of_content(lambda content: content["stats"]["greedy_tokens"].pop())(files[2])
-    ((*_, file, warnings),), errors = merge_runs([tmp_path], tmp_path / "out")
-    assert not errors
+    (merged,), errors = merge_runs([tmp_path], tmp_path / "out")
     lost = ["greedy_tokens", "asmi_seconds"]
-    assert warnings == [f"statistic {name} left out, since some rows lack it" for name in lost]
-    assert set(torch.load(file, weights_only=False)["stats"]) == set(unsplit.stats) - {*lost}
+    left_out = [f"statistic {name} left out, since some rows lack it" for name in lost]
+    assert (merged.warnings, errors) == (left_out, [])
+    assert set(load_run(merged.file).stats) == set(unsplit.stats) - {*lost}
 
 
 @pytest.mark.usefixtures("no_metrics")
 def test_nothing_is_written_over(unsplit, tmp_path):
-    files = split(unsplit, tmp_path, 1)
-    out = tmp_path / "out"
+    files, out = split(unsplit, tmp_path, 1), tmp_path / "out"
     assert len(merge_runs(files, out)[0]) == 1
     before = [(path, path.read_bytes()) for path in sorted(out.iterdir())]
     (text,) = merge_runs([tmp_path], out)[1]  # with the joined file among what is searched
     assert f"{out}/ue_manager_seed1 exists" in text
     assert [(path, path.read_bytes()) for path in sorted(out.iterdir())] == before
     assert "nothing to merge" in only_error([out], tmp_path / "other")
-    # A manifest alone is what an interrupted merge leaves.
-    (out / "ue_manager_seed1").unlink()
+    (out / "ue_manager_seed1").unlink()  # a manifest alone is what an interrupted merge leaves
     assert merge_runs(files, out)[1] == []
 
 
@@ -296,21 +306,19 @@ def run(*arguments):
 @pytest.mark.usefixtures("no_metrics")
 def test_command(unsplit, tmp_path):
     """Two settings, of which one is incomplete; names of a sweep over data.source."""
-    complete = split(unsplit, tmp_path / "runs/complete", 2, dataset="complete")
-    split(unsplit, tmp_path / "runs/complete", 2, seed=2, dataset="complete")
-    incomplete = split(unsplit, tmp_path / "runs/incomplete", 2, dataset="incomplete")
-    for file in (incomplete[1], manifest_path(incomplete[1])):
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    for name, seed in (("complete", 1), ("complete", 2), ("incomplete", 1)):
+        *_, last = split(unsplit, runs / name, 2, seed=seed, dataset=name)
+    for file in (last, manifest_path(last)):
         file.unlink()
-    for file in (tmp_path / "runs").rglob("ue_manager*"):
+    for file in runs.rglob("ue_manager*"):
         edit(file, "dataset", "name", to=None)
-    out = tmp_path / "out"
-    code, text = run(tmp_path / "runs", "--out", out)
-    assert code == 1
+    code, text = run(runs, "--out", out)
     assert f"a_model/complete, seed 1: {ROWS} rows of 2 shards in {out}/a_model/complete/u" in text
     assert "Error: a_model/incomplete, seed 1: expected one finished job of " in text
-    assert not (out / "a_model/incomplete").exists()
+    assert (code, (out / "a_model/incomplete").exists()) == (1, False)
     assert len(load_run(out / "a_model/complete/ue_manager_seed2").scores) == ROWS
-    assert run(complete[0].parents[1], "--out", tmp_path / "one")[0] == 0
+    assert run(runs / "complete", "--out", tmp_path / "one")[0] == 0
     assert len(list((tmp_path / "one").glob("ue_manager_seed[12]"))) == 2  # of one setting
     (tmp_path / "empty").mkdir()
     code, text = run(tmp_path / "empty", "--out", tmp_path / "none")

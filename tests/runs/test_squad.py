@@ -21,19 +21,19 @@ def write(path, questions: list[Question]):
 
 def test_prompts():
     closed = f"Question: {QUESTION.question}\nAnswer:"
-    passage = f"Passage:\n{QUESTION.passage}\n"
     instruction = "Read the following passage and answer the question.\n"
-    assert prompt_of("paper", closed_book=False)(QUESTION) == f"{instruction}{passage}{closed}"
-    assert prompt_of("paper", closed_book=True)(QUESTION) == closed
+    braces = QUESTION._replace(passage="{question}")  # are no places to fill
+    for question in (QUESTION, braces):
+        opened = f"{instruction}Passage:\n{question.passage}\n{closed}"
+        assert prompt_of("paper", closed_book=False)(question) == opened
+        assert prompt_of("paper", closed_book=True)(question) == closed
     few, few_closed = (prompt_of("demo", closed_book=closed)(QUESTION) for closed in (False, True))
     assert few.endswith(f"Passage: {QUESTION.passage}\n{closed}")
     assert few_closed.endswith(f"\n\n{closed}")
     for text in (few, few_closed):
         assert text.count("\nQuestion: ") == text.count("\nAnswer:") == 5
     assert "assage" not in few_closed
-    braces = QUESTION._replace(passage="{question}")  # are no places to fill
-    assert "\n{question}\n" in prompt_of("paper", closed_book=False)(braces)
-    with pytest.raises(ValueError, match=r"expected a prompt style in \['demo', 'paper'\]"):
+    with pytest.raises(ValueError, match=r"\['demo', 'paper'\]"):
         prompt_of("haiku", closed_book=False)
 
 
@@ -53,12 +53,12 @@ def test_the_hubs_columns_give_the_questions_of_the_file(tmp_path):
 @pytest.mark.parametrize("content", ["[]", "not json", '{"data": [{"paragraphs": [{}]}]}'])
 def test_a_file_in_another_layout(tmp_path, content):
     (tmp_path / "bad.json").write_text(content)
-    with pytest.raises(ValueError, match=r"expected SQuAD-format JSON .* in .*bad.json"):
+    with pytest.raises(ValueError, match=r"SQuAD-format JSON .* in .*bad\.json"):
         read_squad(tmp_path / "bad.json")
 
 
 def test_the_demo_set_is_sound():
     questions = read_squad(DEMO_DATA)
-    assert len({q.id for q in questions}) == len({q.question for q in questions}) == len(questions)
-    assert len(questions) >= 60
+    ids, texts = ({getattr(q, name) for q in questions} for name in ("id", "question"))
+    assert len(ids) == len(texts) == len(questions) >= 60
     assert all(q.answer in q.passage for q in questions)

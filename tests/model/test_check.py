@@ -1,6 +1,9 @@
 """The check: when it is made, what it sees, and that a pass that fails is slow, never wrong."""
 
+import re
+from collections.abc import Callable
 from functools import partial
+from random import Random
 from types import MethodType
 from typing import Any
 from unittest.mock import Mock
@@ -23,7 +26,7 @@ from lm_polygraph_asmi.core.model import (
     structure_of,
     subnetworks,
 )
-from lm_polygraph_asmi.core.model.check import FULL, PASSES, limit, passes_in_use, variation
+from lm_polygraph_asmi.core.model.check import FULL, PASSES, passes_in_use, variation
 from tests.families import (
     FAMILIES,
     MIXED_LAYERS,
@@ -70,34 +73,33 @@ def test_every_pass_is_right_one_mask_at_a_time(scope, monkeypatch):
         monkeypatch.setitem(PASSES[scope], name, Mock(side_effect=KeyError))  # the next is used
 
 
-def test_total_variation():
-    p = torch.tensor([[0.5, 0.5], [1.0, 0.0]]).log()
-    q = torch.tensor([[0.25, 0.75], [0.0, 1.0]]).log()
-    assert variation(p, q) == pytest.approx(0.625)
-    assert variation(p, p) == 0
-    # One position of thirty stands out.
-    p, q = (torch.cat([x[1:], p[:1].expand(30, -1)]) for x in (p, q))
-    assert variation(p, q) == pytest.approx(0.1)
+@pytest.mark.parametrize(("positions", "equal"), [(2, 0), (30, 29), (30, 10), (4, 4)])
+def test_variation_is_the_mean_or_a_tenth_of_the_largest(positions, equal):
+    p, q = torch.randn(2, positions, 5, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    q[:equal] = p[:equal]
+    pairs = zip(p.tolist(), q.tolist(), strict=True)
+    each = [sum(abs(a - b) for a, b in zip(*pair, strict=True)) / 2 for pair in pairs]
+    expected = max(sum(each) / positions, max(each) / 10)
+    assert variation(p.log(), q.log()) == pytest.approx(expected, rel=1e-5)
 
 
 @both_scopes
-def test_it_is_made_once_and_again_for_more_than_twice_the_length(whole, scope):
-    model = tiny_model("llama")
-    distinct, longest, made = len(masks(6).unique(dim=0)), 0, 0
-    for length in (17, 17, 18, 24, 13, 40, 41, 110, 110):
-        packed = min(distinct, subnetworks.PACKED_POSITIONS["cpu"] // (length - PROMPT))
-        positions = (length - PROMPT) * (packed if scope == "response" else 1)
+def test_it_is_made_again_for_more_than_twice_the_lengths_that_were_compared(whole, scope):
+    """Of a prompt, or of the answers in one pass; a text that was not compared vouches for none."""
+    model, distinct, draw = tiny_model("llama"), len(masks(6).unique(dim=0)), Random(1)
+    texts = [(1, 2), (11, 3), *((draw.randint(1, 60), draw.randint(1, 60)) for _ in range(20))]
+    compared = [(0, 0)]
+    for prompt, response in texts:
+        packed = min(distinct, subnetworks.PACKED_POSITIONS["cpu"] // response)
+        lengths = prompt - 1, response * (packed if scope == "response" else 1)
+        longest = map(max, zip(*compared, strict=True))
+        due = any(now > 2 * most for now, most in zip(lengths, longest, strict=True))
         whole.reset_mock()
-        score(model, length, scope=scope)
-        assert whole.call_count == (positions > 2 * longest), length
-        if whole.called:
-            longest, made = positions, made + 1
-    assert made > 1
-    # A prompt of one token vouches for no longer one.
-    subnetwork_log_probs(other := tiny_model("llama"), sequence(30), 1, 2, masks(6), scope=scope)
-    whole.reset_mock()
-    score(other, scope=scope)
-    assert whole.called
+        ids = sequence(prompt + response)
+        subnetwork_log_probs(model, ids, prompt, 2, masks(6), scope=scope)
+        assert whole.called == due, (prompt, response)
+        compared += [lengths] * due
+    assert 3 < len(compared) < len(texts)
 
 
 def test_it_is_made_for_every_layer_scope_attention_and_state(whole):
@@ -137,11 +139,9 @@ def test_a_pass_that_is_wrong_or_fails_is_never_believed(
     for length in (17, 100, 17):
         assert error(model, sequence(length), scope) < 1e-5
     assert of_model(passes_in_use, model, scope) == [FULL]
-    first, *others = caplog.messages
-    assert f"{names[0]!r} failed the self-check (scope {scope}): it differs" in first
-    (second,) = others
-    assert f"{names[1]!r} failed the self-check (scope {scope}): it raised KeyError" in second
-    assert f"Using {FULL!r} instead of {names[1]!r}" in second
+    for at, (message, why) in enumerate(zip(caplog.messages, ("differs", "KeyError"), strict=True)):
+        assert re.search(f"'{names[at]}' failed .*{scope}.*{why}", message)
+        assert f"Using {names[at + 1]!r} instead of {names[at]!r}" in message
 
 
 def test_lengths_that_a_faster_pass_compared_say_nothing_of_the_next(monkeypatch):
@@ -234,29 +234,100 @@ def odd(trait: type[nn.Module], at: str, **own: Any) -> nn.Module:
     return model
 
 
-ROWS = "rows after the prompt"
+class Fused(nn.Module):
+    """Forward methods as in a library of kernels."""
+
+    def norm(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
+
+    def activation(self, x: Tensor) -> Tensor:
+        return x * x.sigmoid()
+
+    def angles(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        return type(self).forward(self, x, position_ids)
+
+
+KERNELS = {"LlamaRMSNorm": Fused.norm, "SiLUActivation": Fused.activation,
+           "LlamaRotaryEmbedding": Fused.angles}  # fmt: skip
+
+
+def kernelized(model: nn.Module | None = None) -> nn.Module:
+    """As `use_kernels=True` of transformers leaves a model."""
+    model = model or tiny_model("llama")
+    found = [module for module in model.modules() if type(module).__name__ in KERNELS]
+    assert len(found) > 8
+    for module in found:
+        module.forward = MethodType(KERNELS[type(module).__name__], module)
+    return model
+
+
+def first_row_alone(x: Tensor) -> Tensor:
+    return torch.cat([x[:1] * 1.5, x[1:]])
+
+
+def one_position(x: Tensor) -> Tensor:
+    """That the first text does not have."""
+    return torch.cat([x[:, :25], 1.5 * x[:, 25:26], x[:, 26:]], dim=1)
+
+
+def one_before(x: Tensor) -> Tensor:
+    return F.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+def hooked(change: Callable[[Tensor], Tensor]) -> nn.Module:
+    model = tiny_model("llama")
+    model.model.layers[3].mlp.register_forward_hook(lambda *call: change(call[-1]))
+    return model
+
+
+def overwritten(change: Callable[[Tensor], Tensor]) -> nn.Module:
+    module = (model := tiny_model("llama")).model.layers[3].mlp
+    module.forward = lambda x, own=module.forward: change(own(x))
+    return model
+
+
+ROWS, PLACE = "rows after the prompt", "model.layers.3.mlp does not act on each position alike"
 
 
 @both_scopes
 @pytest.mark.parametrize(
-    ("trait", "at", "ways"),
+    ("make", "ways", "told", "reason"),
     [
-        (Unmasked, "self_attn", ("suffix", ROWS)),
-        (ByLength, "self_attn", ("suffix", FULL)),
-        (Calibrated, "self_attn.o_proj", ("suffix", "packed")),
-        (Capacity, "mlp", (FULL, FULL)),
+        (partial(odd, Unmasked, "self_attn"), ("suffix", ROWS), (0, 1), "failed the self-check"),
+        (partial(odd, ByLength, "self_attn"), ("suffix", FULL), (0, 2), "failed the self-check"),
+        (partial(odd, Calibrated, "self_attn.o_proj"), ("suffix", "packed"), (0, 0), ""),
+        (partial(odd, Capacity, "mlp"), (FULL, FULL), (2, 2), "failed the self-check"),
+        (kernelized, ("suffix", "packed"), (0, 0), ""),
+        *((partial(make, change), (FULL, FULL), (1, 1), PLACE)
+          for make in (hooked, overwritten)
+          for change in (first_row_alone, one_position, one_before)),
     ],
-)
-def test_what_a_faster_pass_gets_wrong_is_told_once_and_run_slower(trait, at, ways, scope, caplog):
+)  # fmt: skip
+def test_what_a_faster_pass_gets_wrong_is_told_once_and_run_slower(
+    make, ways, told, reason, scope, caplog
+):
     caplog.set_level("WARNING", "lm_polygraph")
-    model = odd(trait, at)
+    model, at = make(), SCOPES.index(scope)
     model(sequence(20, seed=9)[None])  # the first text it sees is not that of the package
     for length, seed in ((24, 0), (24, 1), (20, 2), (60, 3), (30, 4)):
         assert error(model, sequence(length, seed), scope, prompt=15) < 1e-5, (length, seed)
-    way = ways[SCOPES.index(scope)]
-    assert of_model(passes_in_use, model, scope) == [way]
-    told = [message for message in caplog.messages if f"self-check (scope {scope})" in message]
-    assert len(told) == len(caplog.messages) == list(PASSES[scope]).index(way)
+    assert of_model(passes_in_use, model, scope) == [ways[at]]
+    assert [reason in message for message in caplog.messages] == [True] * told[at]
+
+
+@both_scopes
+def test_the_work_that_is_told_is_what_layers_compute(scope):
+    """Positions in all MLPs. The suffix of one row leaves out some of those in the last layer."""
+    model, seen = tiny_model("llama"), []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda *call: seen.append(call[-1][..., 0].numel()))
+    with masked_model(model) as f:
+        unmasked = run_unmasked(f, sequence(17), PROMPT, [1], scope)
+        for name, work in check.work_of(f, unmasked, 1, 4).items():
+            if name in PASSES[scope] and name != "suffix":
+                seen.clear()
+                PASSES[scope][name](f, unmasked, 1, masks())
+                assert sum(seen) == work, name
 
 
 @pytest.mark.parametrize(
@@ -325,7 +396,6 @@ def test_what_failed_the_check_stays_out_of_the_journal(monkeypatch):
     with pytest.raises(RuntimeError, match="self-check failed"):
         engine.score(tiny_model("llama"), sequence(11), [3, 4])
     assert not engine.store.put.called
-    assert limit(torch.float32) < limit(torch.bfloat16) < 1
 
 
 def blind_attention(_module, query, key, value, mask, scaling=None, **_):
@@ -352,7 +422,8 @@ def test_attention_that_takes_no_mask(scope, caplog):
     found = score(model, scope=scope, attention="blind")
     used = of_model(passes_in_use, model, scope, attention="blind")
     assert used == ["suffix" if scope == "all" else FULL]
-    assert ("takes no mask" in caplog.text) == (scope == "response")
+    words = ("takes no mask", f"{ROWS!r} failed") if scope == "response" else ()
+    assert all(word in said for word, said in zip(words, caplog.messages, strict=True))
     assert of_model(passes_in_use, model, scope) == []  # with another attention nothing was scored
     torch.testing.assert_close(found, score(model, scope=scope, attention="eager"))
 
@@ -363,74 +434,6 @@ def test_keys_and_values_that_are_shared_have_the_rows_of_the_states():
     for layer in range(4):
         score(model, layer=layer, attention="blind")
     assert of_model(passes_in_use, model, "all", attention="blind") == ["suffix"]
-
-
-class Fused(nn.Module):
-    """Forward methods as in a library of kernels."""
-
-    def norm(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
-
-    def activation(self, x: Tensor) -> Tensor:
-        return x * x.sigmoid()
-
-    def angles(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        return type(self).forward(self, x, position_ids)
-
-
-KERNELS = {"LlamaRMSNorm": Fused.norm, "SiLUActivation": Fused.activation,
-           "LlamaRotaryEmbedding": Fused.angles}  # fmt: skip
-
-
-def kernelized(model: nn.Module) -> nn.Module:
-    """As `use_kernels=True` of transformers leaves a model."""
-    for module in model.modules():
-        if (kernel := KERNELS.get(type(module).__name__)) is not None:
-            module.forward = MethodType(kernel, module)
-    return model
-
-
-@both_scopes
-def test_kernels_run_by_the_fastest_passes(scope, caplog):
-    model = kernelized(tiny_model("llama"))
-    assert sum("forward" in vars(module) for module in model.modules()) > 8
-    assert error(model, sequence(17), scope) < 1e-5
-    assert of_model(passes_in_use, model, scope) == [next(iter(PASSES[scope]))]
-    assert not caplog.messages
-
-
-def first_row_alone(x: Tensor) -> Tensor:
-    return torch.cat([x[:1] * 1.5, x[1:]])
-
-
-def one_position(x: Tensor) -> Tensor:
-    return torch.cat([x[:, :25], 1.5 * x[:, 25:26], x[:, 26:]], dim=1)
-
-
-def one_before(x: Tensor) -> Tensor:
-    return F.pad(x, (0, 0, 1, 0))[:, :-1]
-
-
-@both_scopes
-@pytest.mark.parametrize("change", [first_row_alone, one_position, one_before])
-@pytest.mark.parametrize("replaced", [False, True])
-def test_code_of_others_that_depends_on_the_place_needs_full_passes(
-    scope, change, replaced, caplog
-):
-    """Of a hook or a forward method, at a place that the first text does not have; said once."""
-    model = tiny_model("llama")
-    module = model.model.layers[3].mlp
-    if replaced:
-        module.forward = lambda x, own=module.forward: change(own(x))
-    else:
-        module.register_forward_hook(lambda *call: change(call[-1]))
-    for length in (17, 30):
-        assert error(model, sequence(length), scope) < 1e-5
-    (told,) = caplog.messages
-    assert "model.layers.3.mlp does not act on each position alike" in told
-    # 3 layers of 4 run above the target; at 16 positions, of which 6 predict the answer.
-    times = 4 / 3 if scope == "all" else 4 * 16 / (3 * 6)
-    assert f"{times:.1f} times the work" in told
 
 
 @pytest.mark.parametrize("kernels", [False, True])
@@ -447,8 +450,7 @@ def test_compiled_layers_share_their_graphs(name, scope, kernels, monkeypatch):
         forwards._compiled.cache_clear()
         kinds = {"layer_types": (MIXED_LAYERS * 3)[:layers]} if name == "gemma3-mixed" else {}
         model = tiny_model(name, "sdpa", num_hidden_layers=layers, **kinds)
-        if kernels:
-            kernelized(model)
+        model = kernelized(model) if kernels else model
         before = graphs["unique_graphs"]
         for length in (17, 19):
             found = score(model, length, layer=3, scope=scope, compiles=True)

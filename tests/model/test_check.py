@@ -1,6 +1,5 @@
 """The check: when it is made, what it sees, and that a pass that fails is slow, never wrong."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -116,52 +115,45 @@ def test_it_is_made_for_every_layer_scope_attention_and_state(whole):
     assert whole.called
 
 
-@both_scopes
-@pytest.mark.parametrize(("row", "from_length"), [(0, 0), (-1, 0), (-1, 30)])
-def test_a_pass_that_is_wrong_or_fails_is_never_believed(
-    scope, row, from_length, monkeypatch, caplog
-):
-    """Wrong at once, or for longer texts than the first; the last way but one raises an error."""
+WRONG, FAILS = "it differs from full passes", "it raised KeyError"
 
-    def spoilt(run, fails, model, unmasked, *rest):
+
+@both_scopes
+@pytest.mark.parametrize(
+    ("row", "spoilt"),
+    [
+        (0, ((0, WRONG), (0, FAILS))),
+        (-1, ((0, WRONG), (0, FAILS))),
+        (-1, ((30, WRONG), (30, FAILS))),
+        # What the first compared says nothing of the next, whose answer is no longer.
+        (0, ((14, FAILS), (0, WRONG))),
+    ],
+)
+def test_a_pass_that_is_wrong_or_fails_is_never_believed(scope, row, spoilt, monkeypatch, caplog):
+    """From some length of a text on: passes but the slowest."""
+
+    def run_spoilt(run, length, how, model, unmasked, *rest):
         found = run(model, unmasked, *rest).clone()
-        if len(unmasked.input_ids) >= from_length:
-            if fails:
+        if len(unmasked.input_ids) >= length:
+            if how is FAILS:
                 raise KeyError("of a model")
             found[row] += 0.3
         return found
 
     names = list(PASSES[scope])
-    for fails, name in enumerate(names[:-1]):
-        monkeypatch.setitem(PASSES[scope], name, partial(spoilt, PASSES[scope][name], fails))
+    for name, how in zip(names, spoilt, strict=False):
+        own = partial(run_spoilt, PASSES[scope][name], *how)
+        if name == "packed":  # which packs all masks
+            monkeypatch.setattr(subnetworks, name, own)
+        monkeypatch.setitem(PASSES[scope], name, own)
     caplog.set_level("WARNING", "lm_polygraph")
     model = tiny_model("llama")
-    for length in (17, 100, 17):
+    for length in (13, 17, 100, 17):
         assert error(model, sequence(length), scope) < 1e-5
     assert of_model(passes_in_use, model, scope) == [FULL]
-    for at, (message, why) in enumerate(zip(caplog.messages, ("differs", "KeyError"), strict=True)):
-        assert re.search(f"'{names[at]}' failed .*{scope}.*{why}", message)
-        assert f"Using {names[at + 1]!r} instead of {names[at]!r}" in message
-
-
-def test_lengths_that_a_faster_pass_compared_say_nothing_of_the_next(monkeypatch):
-    """The packed answers of the first text are as long together as a longer answer of one row."""
-
-    def fails_later(model, unmasked, *rest):
-        if len(unmasked.input_ids) > 13:
-            raise KeyError("too long")
-        return packed(model, unmasked, *rest)
-
-    def wrong(*given):
-        return rows(*given) + 0.3
-
-    packed, rows = (PASSES["response"][name] for name in ("packed", "rows after the prompt"))
-    monkeypatch.setitem(PASSES["response"], "packed", fails_later)
-    monkeypatch.setitem(PASSES["response"], "rows after the prompt", wrong)
-    monkeypatch.setattr(subnetworks, "packed", fails_later)  # which packs all masks
-    model = tiny_model("llama")
-    for length in (13, 17):
-        assert error(model, sequence(length), "response") < 1e-5
+    for said, at, (_, why) in zip(caplog.messages, range(2), spoilt, strict=True):
+        assert f"{names[at]!r} failed the self-check (scope {scope}): {why}" in said
+        assert f"Using {names[at + 1]!r} instead of {names[at]!r}" in said
 
 
 def test_an_error_of_full_passes_is_raised(monkeypatch):
@@ -353,14 +345,17 @@ def test_angles_that_switch_between_prompt_and_response(attention):
             assert error(model, sequence(length), scope, prompt) < 1e-5
 
 
-def test_masks_of_ones_alone_are_checked():
+def test_masks_of_ones_alone_are_checked_with_each_attention():
     """A hook of the trunk acts when states are recorded and again when they are read out."""
-    model = tiny_model("llama")
-    model.model.register_forward_hook(
-        lambda *call: setattr(call[-1], "last_hidden_state", call[-1].last_hidden_state * 1.3)
-    )
-    with pytest.raises(RuntimeError, match="final states do not give the model's distributions"):
-        score(model, drawn=torch.ones(3, 4))
+
+    def scale(module, _, output):
+        output.last_hidden_state = output.last_hidden_state * (1 + (attention_of(module) == "sdpa"))
+
+    model, ones = tiny_model("llama"), torch.ones(3, 4)
+    model.model.register_forward_hook(scale)
+    score(model, drawn=ones)
+    with pytest.raises(RuntimeError, match="final states do not give"):
+        score(model, drawn=ones, attention="sdpa")
 
 
 @pytest.mark.parametrize(("rounding", "name"), [(0.005, FULL), (0.02, "suffix")])

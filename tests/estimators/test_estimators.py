@@ -52,7 +52,7 @@ def test_each_depth_reads_its_own_statistics():
     deeper = stats(0.9, mi=[3 * values for values in MI])["asmi"]
     both = stats() | {"asmi": [a | b for a, b in zip(stats()["asmi"], deeper, strict=True)]}
     np.testing.assert_allclose(ASMI(depth=0.9)(both), 3 * ASMI(depth=0.6)(both))
-    with pytest.raises(KeyError, match=r"no depth 0\.5, only 0\.6, 0\.9: add it"):
+    with pytest.raises(KeyError, match=r"0\.5, only 0\.6, 0\.9"):
         ASMI(depth=0.5)(both)
 
 
@@ -84,20 +84,21 @@ def test_names_carry_every_setting_that_changes_the_score(module, variant):
     ],
 )  # fmt: skip
 def test_other_settings_than_asked_for_are_an_error(asked, used):
-    with pytest.raises(ValueError, match="give both the same settings"):
+    with pytest.raises(ValueError, match="same settings"):
         ASMI(**asked)(stats(**used))
 
 
 @pytest.mark.parametrize("missing", ["asmi", "asmi_closing", "asmi_diversity_second_last"])
 def test_a_statistic_left_out_of_the_config(missing):
     incomplete = {k: v for k, v in stats().items() if k != missing}
-    with pytest.raises(KeyError, match=f"'{missing}' is missing.*stat_calculators"):
+    with pytest.raises(KeyError, match=f"'{missing}'"):
         AdaptASMI()(incomplete)
     assert missing in AdaptASMI().stats_dependencies
     assert "asmi_diversity" in AdaptASMI(gate_token="last").stats_dependencies
     assert "asmi_diversity_second_last" not in SemASMI().stats_dependencies
 
 
-def test_never_nan():
-    with pytest.raises(ValueError, match="NaN as most confident"):
-        ASMI()(stats(mi=[np.array([np.nan]), np.array([0.1])]))
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_score_that_is_not_finite_is_an_error(value):
+    with pytest.raises(ValueError, match="finite"):
+        ASMI()(stats(mi=[np.array([value]), np.array([0.1])]))

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -119,20 +120,25 @@ def test_batch_size_and_number_change_no_sample(name, monkeypatch):
     """In 32 bits a draw within rounding of a tie may differ: none of 40 tokens does."""
     model = around(name)
     whole = {name: rows[0] for name, rows in draw(model, 8, 5).items()}
+    assert_same(draw(model, 3, 5), {name: whole[name][:3] for name in STATISTICS})
     sizes, generate = [], model.generate
 
     def generate_some(**arguments):
         sizes.append(len(arguments["input_ids"]))
-        if sizes[-1] > most:  # do not fit into memory
+        if sizes[-1] > most:
             raise torch.OutOfMemoryError
         return generate(**arguments)
 
     monkeypatch.setattr(model, "generate", generate_some)
-    for most, asked in ((8, [8]), (7, [8, 4, 4]), (2, [8, 4, 2, 2, 2, 2]), (1, [1] * 8)):
+    for most, asked in (
+        (8, [8]),
+        (7, [8, 4, 4]),
+        (2, [8, 4, 2, 2, 2, 2]),
+        (1, [8, 4, 2] + 8 * [1]),
+    ):
         sizes.clear()
         assert_same(draw(model, 8, 5), whole)
-        assert [size for size in sizes if most > 1 or size == 1] == asked
-    assert_same(draw(model, 3, 5), {name: whole[name][:3] for name in STATISTICS})
+        assert sizes == asked, most
     most = 0
     with pytest.raises(torch.OutOfMemoryError):
         draw(model, 3, 5)
@@ -153,18 +159,19 @@ def test_answers_come_from_the_cache(model, tmp_path, monkeypatch):
         return draw(model, count, tokens, result_cache=str(tmp_path), **settings)
 
     first, other_end = drawn(), deepcopy(model.tokenizer)
-    monkeypatch.setattr(SamplingGenerationCalculator, "__call__", None)
-    np.testing.assert_equal(drawn(), first)
     other_end.eos_token = "<pad>"
-    for changed in ({"count": 4}, {"seed": 1}, {"tokens": 7}):
-        with pytest.raises(TypeError, match="not callable"):
-            drawn(**changed)
-    for settings, name, value in (
-        (model.generation_parameters, "temperature", 1.0),
-        (model.model.generation_config, "eos_token_id", [2, 5]),
-        (model, "tokenizer", other_end),
+    monkeypatch.setattr(SamplingGenerationCalculator, "__call__", Mock(side_effect=LookupError))
+    np.testing.assert_equal(drawn(), first)
+    for changed, owner, name, value in (
+        ({"count": 4}, model, "tokenizer", model.tokenizer),
+        ({"seed": 1}, model, "tokenizer", model.tokenizer),
+        ({"tokens": 7}, model, "tokenizer", model.tokenizer),
+        ({}, model, "tokenizer", other_end),
+        ({}, model.generation_parameters, "temperature", 1.0),
+        ({}, model.model.generation_config, "eos_token_id", [2, 5]),
+        ({}, model.model.config, "_attn_implementation_internal", "sdpa"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(settings, name, value)
-            with pytest.raises(TypeError, match="not callable"):
-                drawn()
+            patch.setattr(owner, name, value)
+            with pytest.raises(LookupError):
+                drawn(**changed)

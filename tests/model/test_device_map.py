@@ -13,11 +13,16 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.engine import Engine
-from lm_polygraph_asmi.core.model import masked_model, passes, run_unmasked, structure_of
-from lm_polygraph_asmi.core.model.check import PASSES
-from lm_polygraph_asmi.core.model.readout import unembedding
-from lm_polygraph_asmi.core.model.responses import response_embeddings
-from lm_polygraph_asmi.core.model.structure import Structure, remember_structure
+from lm_polygraph_asmi.core.model import (
+    check,
+    masked_model,
+    passes,
+    response_embeddings,
+    run_unmasked,
+    structure,
+    structure_of,
+    unembedding,
+)
 from tests.families import FAMILIES, masks, of_model, sequence, subnetwork_log_probs, tiny_model
 from tests.forks import exit_code
 
@@ -76,7 +81,7 @@ def state(model: PreTrainedModel) -> dict[str, object]:
 in_one_piece = cache(lambda name: scores(tiny_model(name), sequence(17)))
 
 
-def run_without_data(name: str, found: Structure) -> None:
+def run_without_data(name: str, found: structure.Structure) -> None:
     """The masked passes over a model whose layers alternate between two devices of no machine.
 
     Under `FakeTensorMode` tensors have shape and place but no data, and refuse to be combined
@@ -96,12 +101,12 @@ def run_without_data(name: str, found: Structure) -> None:
     places = {"": first, **device_map}
     attach_align_device_hook_on_blocks(model, places, dict.fromkeys(device_map, False))
     input_ids = torch.ones(17, dtype=torch.long)
-    remember_structure(model, found)
+    structure.remember_structure(model, found)
     with masked_model(model) as f:
         for scope in SCOPES:
             for layer in (1, 3):
                 run = run_unmasked(f, input_ids, PROMPT, [layer], scope)
-                hidden = next(iter(PASSES[scope].values()))(f, run, layer, torch.ones(3, 4))
+                hidden = next(iter(check.PASSES[scope].values()))(f, run, layer, torch.ones(3, 4))
                 assert hidden.device == run.final_hidden.device == first
                 assert model.get_output_embeddings()(hidden).device == second
         assert unembedding(f).device == second

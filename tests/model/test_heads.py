@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from lm_polygraph_asmi import ASMIConfig, score
-from lm_polygraph_asmi.config import SCOPES, module_paths, target_layer
+from lm_polygraph_asmi.config import module_paths, target_layer
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.model import (
     plain_model,
@@ -74,6 +74,10 @@ def see_all(model: nn.Module) -> None:
         )
 
 
+def noisy(model: nn.Module, size: float) -> None:
+    model.lm_head.register_forward_hook(lambda *call: call[-1] + size * torch.rand_like(call[-1]))
+
+
 def heads_changed(model: nn.Module) -> None:
     projection = model.model.layers[2].self_attn.o_proj
     projection.register_forward_pre_hook(lambda _, args: (args[0].flip(-1),))
@@ -93,10 +97,7 @@ PRECISIONS = r"float.* and .*float32.*one precision"
         ("BigBirdForCausalLM", "depend on earlier inputs"),
         # Its projection is used twice in a layer.
         ("ProphetNetForCausalLM", "ProphetNetForCausalLM runs the projection .* twice"),
-        (
-            lambda m: m.lm_head.register_forward_hook(lambda *call: call[-1] * torch.rand(())),
-            "is not deterministic",
-        ),
+        *((partial(noisy, size=size), "is not deterministic") for size in (0.02, 1)),
         (see_all, "is not causal: tokens attend to later tokens"),
         (lambda m: setattr(m.model.layers, "3", m.model.layers[1]), "do not run once each"),
         (lambda m: [layer.self_attn.half() for layer in m.model.layers], PRECISIONS),
@@ -114,7 +115,7 @@ PRECISIONS = r"float.* and .*float32.*one precision"
 )
 def test_what_cannot_be_masked_is_refused_with_its_reason(make, reason):
     model = tiny_class(make) if isinstance(make, str) else tiny_model("llama")
-    if callable(make):
+    if not isinstance(make, str):
         make(model)
     with pytest.raises(TypeError, match=reason):
         subnetwork_log_probs(model, IDS, PROMPT, 2, masks())
@@ -139,24 +140,28 @@ def test_weights_in_several_precisions_that_run_are_scored(scope):
     assert apart(expected, expected[:1].expand_as(expected)) > 0.1
 
 
-def test_adapters():
-    """LoRA on the output projection counts; what moves tokens or waits for some is refused."""
+@both_scopes
+def test_an_adapter_of_the_heads_counts(scope):
+    """On the output projection: as merged weights, which other heads do not have."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, target_modules=["o_proj", "q_proj"], init_lora_weights=False)
-    adapted = peft.get_peft_model(tiny_model("llama"), config).eval()
-    found = [subnetwork_log_probs(adapted, IDS, PROMPT, 2, masks(), scope=s) for s in SCOPES]
+    adapted, how = (
+        peft.get_peft_model(tiny_model("llama"), config).eval(),
+        (IDS, PROMPT, 2, masks()),
+    )
+    found = subnetwork_log_probs(adapted, *how, scope=scope)
     merged, base = adapted.merge_and_unload(), tiny_model("llama")
-    for scope, log_probs in zip(SCOPES, found, strict=True):
-        how = IDS, PROMPT, 2, masks()
-        assert apart(log_probs, subnetwork_log_probs(merged, *how, scope=scope)) < 1e-5
-        assert apart(log_probs, subnetwork_log_probs(base, *how, scope=scope)) > 1e-2
-    how = {"task_type": "CAUSAL_LM"}
-    for refused, reason in (
-        (peft.PromptTuningConfig(num_virtual_tokens=3, **how), "learned tokens"),
-        (peft.LoraConfig(target_modules=["o_proj"], alora_invocation_tokens=[3], **how), "aLoRA"),
-    ):
-        with pytest.raises(TypeError, match=reason):
-            plain_model(peft.get_peft_model(tiny_model("llama"), refused))
+    assert apart(found, subnetwork_log_probs(merged, *how, scope=scope)) < 1e-5
+    assert apart(found, subnetwork_log_probs(base, *how, scope=scope)) > 1e-2
+
+
+def test_adapters_that_move_tokens_or_wait_for_some_are_refused():
+    peft, how = pytest.importorskip("peft"), {"task_type": "CAUSAL_LM"}
+    waits = peft.LoraConfig(target_modules=["o_proj"], alora_invocation_tokens=[3], **how)
+    moves = peft.PromptTuningConfig(num_virtual_tokens=3, **how)
+    for config, word in ((moves, "learned tokens"), (waits, "aLoRA")):
+        with pytest.raises(TypeError, match=word):
+            plain_model(peft.get_peft_model(tiny_model("llama"), config))
 
 
 class Unknown(PreTrainedModel):

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from lm_polygraph_asmi.core.maths import sample_head_masks
-from lm_polygraph_asmi.core.model import structure_of
-from lm_polygraph_asmi.core.model.check import limit, trusted, variation
-from lm_polygraph_asmi.core.model.devices import execution_device
+from lm_polygraph_asmi.core.model import check, devices, structure_of
 from lm_polygraph_asmi.core.model.readout import wide_product
 from tests.families import (
     DECODERS,
@@ -77,24 +75,24 @@ def test_masked_passes_equal_full_passes(name, attention, dtype, scope, device):
     model = model.to(device)
     for (ids, prompt), on_processor, nats in zip(texts, truths, most, strict=True):
         how = model, ids.to(device), prompt
-        slow = on_processor
-        if device.type != "cpu":
-            slow = full_passes(decoder, *how, scope).cpu()
-            nats = max(nats, allowed(model, how[1])) if nats else 0
+        there = device.type != "cpu"
+        slow = full_passes(decoder, *how, scope).cpu() if there else on_processor
+        nats = max(nats, allowed(model, how[1])) if nats and there else nats
         with unchecked() if exact else nullcontext():
             fast = subnetwork_log_probs(*how, decoder.layer, masks(), scope=scope).cpu()
-        assert fast.shape == (len(masks()), len(ids) - prompt, slow.shape[-1])
-        assert fast.dtype == torch.float32
+        assert (fast.shape, fast.dtype) == (slow.shape, torch.float32)
         for expected in (slow, on_processor):
             if nats:
                 torch.testing.assert_close(fast, expected, atol=nats, rtol=0)
             elif exact:
                 assert apart(fast, expected) < 1e-4
             else:
-                assert variation(fast.flatten(0, 1), expected.flatten(0, 1)) < limit(dtype)
+                assert check.variation(fast.flatten(0, 1), expected.flatten(0, 1)) < check.limit(
+                    dtype
+                )
         # The test could not fail if masking changed nothing.
-        assert apart(slow, slow[:1].expand_as(slow)) > (1e-3 if exact else 2 * limit(dtype))
-    way = of_model(trusted, model, decoder.layer, scope).names[0]
+        assert apart(slow, slow[:1].expand_as(slow)) > (1e-3 if exact else 2 * check.limit(dtype))
+    way = of_model(check.trusted, model, decoder.layer, scope).names[0]
     assert way == structure_of(model).passes[scope]
 
 
@@ -162,8 +160,10 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(device, caplog):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     assert "continues in chunks of" in caplog.text
-    assert variation(in_pieces.flatten(0, 1), whole.flatten(0, 1)) < limit(torch.float32)
-    assert apart(whole, whole[:1].expand_as(whole)) > 4 * limit(torch.float32)
+    assert check.variation(in_pieces.flatten(0, 1), whole.flatten(0, 1)) < check.limit(
+        torch.float32
+    )
+    assert apart(whole, whole[:1].expand_as(whole)) > 4 * check.limit(torch.float32)
 
 
 TIED = [("gemma3-mixed", PARTS[2]), ("gpt2", PARTS[2])]  # it stays with the embedding
@@ -187,7 +187,7 @@ def test_parts_of_a_model_elsewhere(name, which, device, tmp_path):
     if which == "memory":
         model = accelerate.cpu_offload(model, device)
         assert model.device.type == "meta"
-        assert execution_device(model.get_input_embeddings()).type == device.type
+        assert devices.execution_device(model.get_input_embeddings()).type == device.type
     else:
         model = on_disk(name, which, tmp_path, device)
         meta = {parameter.is_meta for parameter in model.parameters()}

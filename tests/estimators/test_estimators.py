@@ -67,10 +67,9 @@ def test_names_carry_every_setting_that_changes_the_score(module, variant):
         {"closing_token": False}, {"aggregation": "sum"}, {"aggregation": "max"},
     ]  # fmt: skip
     made = [module.load_estimator(settings) for settings in variations]
-    assert {type(estimator) for estimator in made} == {variant}
+    assert {(type(estimator), estimator.level) for estimator in made} == {(variant, "sequence")}
     assert len(set(map(str, made))) == len(variations)
-    assert made[0].level == "sequence"
-    assert type(made[0])(**ASMIConfig().to_dict()).config == made[0].config  # as a node `asmi`
+    assert variant(**ASMIConfig().to_dict()).config == made[0].config  # as a node `asmi`
 
 
 @pytest.mark.parametrize(
@@ -88,14 +87,22 @@ def test_other_settings_than_asked_for_are_an_error(asked, used):
         ASMI(**asked)(stats(**used))
 
 
-@pytest.mark.parametrize("missing", ["asmi", "asmi_closing", "asmi_diversity_second_last"])
-def test_a_statistic_left_out_of_the_config(missing):
-    incomplete = {k: v for k, v in stats().items() if k != missing}
-    with pytest.raises(KeyError, match=f"'{missing}'"):
-        AdaptASMI()(incomplete)
-    assert missing in AdaptASMI().stats_dependencies
-    assert "asmi_diversity" in AdaptASMI(gate_token="last").stats_dependencies
-    assert "asmi_diversity_second_last" not in SemASMI().stats_dependencies
+@pytest.mark.parametrize(
+    ("estimator", "needed"),
+    [
+        (ASMI(), ["asmi", "asmi_closing"]),
+        (SemASMI(), ["asmi", "asmi_closing"]),
+        (AdaptASMI(), ["asmi", "asmi_closing", "asmi_diversity_second_last"]),
+        (AdaptASMI(gate_token="last"), ["asmi", "asmi_closing", "asmi_diversity"]),
+    ],
+)
+def test_a_statistic_left_out_of_the_config(estimator, needed):
+    assert estimator.stats_dependencies == needed
+    for missing in needed:
+        found = stats() | {"asmi_diversity": [0.0, 0.5]}
+        found.pop(missing)
+        with pytest.raises(KeyError, match=f"'{missing}'"):
+            estimator(found)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

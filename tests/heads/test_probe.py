@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from lm_polygraph_asmi.core.model.check import PASSES
-from lm_polygraph_asmi.heads import probe as room
-from lm_polygraph_asmi.heads.analysis import head_criticality
-from lm_polygraph_asmi.heads.analysis.probe import ablations
+from lm_polygraph_asmi.heads import analysis, probe as room
 from lm_polygraph_asmi.heads.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
@@ -97,8 +95,11 @@ def test_predictions_are_those_of_masked_passes(scope):
     found = room.probe_tokens(model, used, tokens, answers, count=2, draws=1)
     columns, expected = found["tokens"], []
     for row, at in zip(columns["row"], columns["position"], strict=True):
-        answer, known = answers[row], head_criticality(masked[row]["kl"], masked[row]["masks"])[at]
-        kept = torch.from_numpy(ablations(np.argsort(-known), [1, 2, 4])).float()
+        answer, known = (
+            answers[row],
+            analysis.head_criticality(masked[row]["kl"], masked[row]["masks"])[at],
+        )
+        kept = torch.from_numpy(room.ablations(np.argsort(-known), [1, 2, 4])).float()
         log_probs = subnetwork_log_probs(
             model, answer.input_ids, answer.prompt_length, used["layer"], kept,
             attention="sdpa", scope=scope,

@@ -5,9 +5,13 @@ import math
 import pytest
 import torch
 
-from lm_polygraph_asmi.core.maths import response_diversity
-from lm_polygraph_asmi.core.maths.agreement import agreement_on_support, cosines, semantic_agreement
-from lm_polygraph_asmi.core.maths.support import union_support
+from lm_polygraph_asmi.core.maths import (
+    agreement_on_support,
+    cosines,
+    response_diversity,
+    semantic_agreement,
+    union_support,
+)
 from lm_polygraph_asmi.core.scores import adaptive_gate
 from tests import brute_force
 

@@ -5,9 +5,15 @@ import math
 import pytest
 import torch
 
-from lm_polygraph_asmi.core.maths.agreement import semantic_agreement
-from lm_polygraph_asmi.core.maths.information import disagreement, mutual_information
-from lm_polygraph_asmi.core.maths.support import most_likely, ranked, top_k_coverage, union_support
+from lm_polygraph_asmi.core.maths import (
+    disagreement,
+    most_likely,
+    mutual_information,
+    ranked,
+    semantic_agreement,
+    top_k_coverage,
+    union_support,
+)
 from tests import brute_force
 
 S, T, V = 6, 3, 40

@@ -42,10 +42,17 @@ from tests.families import (
 
 
 @pytest.fixture
-def whole(monkeypatch):
-    counted = Mock(side_effect=check.full_passes)
-    monkeypatch.setattr(check, "full_passes", counted)
-    return counted
+def compares(monkeypatch):
+    """Whether passes are compared with full ones for a text."""
+    whole = Mock(side_effect=check.full_passes)
+    monkeypatch.setattr(check, "full_passes", whole)
+
+    def compares(model, ids, prompt=PROMPT, layer=2, **how) -> bool:
+        whole.reset_mock()
+        subnetwork_log_probs(model, ids, prompt, layer, masks(6), **how)
+        return whole.called
+
+    return compares
 
 
 def score(model, length=17, layer=2, drawn=None, **how) -> torch.Tensor:
@@ -54,7 +61,7 @@ def score(model, length=17, layer=2, drawn=None, **how) -> torch.Tensor:
 
 
 def error(model, ids, scope, prompt=PROMPT, **how) -> float:
-    """Total check.variation between the package and full passes, at the worst position."""
+    """Total variation between the package and full passes, at the worst position."""
     found = subnetwork_log_probs(model, ids, prompt, 1, masks(), scope=scope, **how)
     expected = full_passes(FAMILIES["llama"], model, ids, prompt, scope, layer=1)
     assert apart(expected, expected[:1].expand_as(expected)) > 1e-3  # masks change something
@@ -68,9 +75,8 @@ def test_every_pass_is_right_one_mask_at_a_time(scope, monkeypatch):
         model = tiny_model("llama")
         assert error(model, sequence(17), scope, memory_budget=1) < 1e-5, name
         assert of_model(check.passes_in_use, model, scope) == [name]
-        monkeypatch.setitem(
-            check.PASSES[scope], name, Mock(side_effect=KeyError)
-        )  # the next is used
+        # The next is used.
+        monkeypatch.setitem(check.PASSES[scope], name, Mock(side_effect=KeyError))
 
 
 @pytest.mark.parametrize(("positions", "equal"), [(2, 0), (30, 29), (30, 10), (4, 4)])
@@ -84,7 +90,7 @@ def test_variation_is_the_mean_or_a_tenth_of_the_largest(positions, equal):
 
 
 @both_scopes
-def test_it_is_made_again_for_more_than_twice_the_lengths_that_were_compared(whole, scope):
+def test_it_is_made_again_for_more_than_twice_the_lengths_that_were_compared(compares, scope):
     """Of a prompt, or of the answers in one pass; a text that was not compared vouches for none."""
     model, distinct, draw = tiny_model("llama"), len(masks(6).unique(dim=0)), Random(1)
     texts = [(1, 2), (11, 3), *((draw.randint(1, 60), draw.randint(1, 60)) for _ in range(20))]
@@ -94,26 +100,25 @@ def test_it_is_made_again_for_more_than_twice_the_lengths_that_were_compared(who
         lengths = prompt - 1, response * (packed if scope == "response" else 1)
         longest = map(max, zip(*compared, strict=True))
         due = any(now > 2 * most for now, most in zip(lengths, longest, strict=True))
-        whole.reset_mock()
-        ids = sequence(prompt + response)
-        subnetwork_log_probs(model, ids, prompt, 2, masks(6), scope=scope)
-        assert whole.called == due, (prompt, response)
+        found = compares(model, sequence(prompt + response), prompt, scope=scope)
+        assert found == due, (prompt, response)
         compared += [lengths] * due
     assert 3 < len(compared) < len(texts)
 
 
-def test_it_is_made_for_every_layer_scope_attention_and_state(whole):
-    model = tiny_model("llama")
-    for layer, scope, attention in ((2, "all", None), (1, "all", None), (1, "response", None),
-                                    (1, "response", "sdpa")):  # fmt: skip
-        for made in (True, False):
-            whole.reset_mock()
-            score(model, layer=layer, scope=scope, attention=attention)
-            assert whole.called is made
+def test_it_is_made_for_every_layer_scope_attention_and_state(compares):
+    model, ids = tiny_model("llama"), sequence(17)
+    made = [
+        compares(model, ids, layer=layer, scope=scope, attention=attention)
+        for layer, scope, attention in (
+            (2, "all", None), (1, "all", None), (1, "response", None), (1, "response", "sdpa")
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert made == [True, False] * 4
     with torch.no_grad():
         model.model.layers[3].mlp.down_proj.weight.mul_(1.5)
-    score(model, layer=1)
-    assert whole.called
+    assert compares(model, ids, layer=1)
 
 
 WRONG, FAILS = "it differs from full passes", "it raised KeyError"
@@ -373,6 +378,9 @@ def blind_attention(_module, query, key, value, mask, scaling=None, **_):
     return attend(query, key, value, scale=scaling).transpose(1, 2), None
 
 
+transformers.AttentionInterface.register("blind", blind_attention)
+
+
 def test_a_class_without_faster_passes_is_scored_and_told_of_once(caplog):
     model = tiny_class("OpenAIGPTLMHeadModel")
     for layer in (1, 1, 2):
@@ -384,21 +392,18 @@ def test_a_class_without_faster_passes_is_scored_and_told_of_once(caplog):
 
 @both_scopes
 def test_attention_that_takes_no_mask(scope, caplog):
-    transformers.AttentionInterface.register("blind", blind_attention)
     model = tiny_model("llama")
     found = score(model, scope=scope, attention="blind")
     used = of_model(check.passes_in_use, model, scope, attention="blind")
     assert used == ["suffix" if scope == "all" else check.FULL]
     words = ("takes no mask", f"{ROWS!r} failed") if scope == "response" else ()
     assert all(word in said for word, said in zip(words, caplog.messages, strict=True))
-    assert (
-        of_model(check.passes_in_use, model, scope) == []
-    )  # with another attention nothing was scored
+    # With another attention nothing was scored.
+    assert of_model(check.passes_in_use, model, scope) == []
     torch.testing.assert_close(found, score(model, scope=scope, attention="eager"))
 
 
 def test_keys_and_values_that_are_shared_have_the_rows_of_the_states():
-    transformers.AttentionInterface.register("blind", blind_attention)
     model = tiny_class("Gemma4ForCausalLM")
     for layer in range(4):
         score(model, layer=layer, attention="blind")

@@ -6,8 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.core.model import comparison, subnetworks
-from lm_polygraph_asmi.core.model.check import PASSES
+from lm_polygraph_asmi.core.model import check, comparison, subnetworks
 from tests import tiny_lm
 
 
@@ -34,14 +33,14 @@ def test_every_way_is_compared_with_full_passes(folder):
 @pytest.mark.parametrize(("scope", "prompt"), [("all", 12), ("response", 70)])
 def test_a_pass_that_the_self_check_did_not_see_is_wrong(folder, monkeypatch, scope, prompt):
     """One that keeps all heads, after one of the prompts; the pass of the other scope is right."""
-    fastest = next(iter(PASSES[scope]))
-    plain = PASSES[scope][fastest]
+    fastest = next(iter(check.PASSES[scope]))
+    plain = check.PASSES[scope][fastest]
 
     def broken(f, unmasked, layer, masks):
         kept = masks * 0 + 1 if unmasked.prompt_length == prompt else masks
         return plain(f, unmasked, layer, kept)
 
-    monkeypatch.setitem(PASSES[scope], fastest, broken)
+    monkeypatch.setitem(check.PASSES[scope], fastest, broken)
     monkeypatch.setattr(subnetworks, "self_check", lambda *_: None)
     found, table, row = checked(folder)
     wrong = [line for line in table.splitlines() if "WRONG" in line]
@@ -53,7 +52,7 @@ def test_passes_that_fail_the_self_check_are_named_by_the_slower_one(folder, mon
     def failing(*_):
         raise NotImplementedError("no such layer")
 
-    monkeypatch.setitem(PASSES["response"], "packed", failing)
+    monkeypatch.setitem(check.PASSES["response"], "packed", failing)
     found, _, row = checked(folder)
     assert (found.exit_code, row[2:4]) == (0, ["suffix", "rows after the prompt"])
 

@@ -57,17 +57,13 @@ def on_disk(name: str, which: str, folder: Path, place: torch.device) -> PreTrai
 def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
     """Everything that the two stat calculators take from a model."""
     prompt, answer = input_ids[:PROMPT], input_ids[PROMPT:].tolist()
-    found = {
-        scope: subnetwork_log_probs(model, input_ids, PROMPT, layer, masks(6), scope=scope)
-        for scope, layer in (("all", 1), ("response", 2))
-    }
     (example,) = Engine(num_masks=6, mask_rate=0.3, top_k=8).score(model, prompt, answer)
-    for name in ("log_likelihood", "mi", "agreement"):
-        found[name] = torch.from_numpy(getattr(example, name))
-    with masked_model(model) as f:
-        found["embeddings"] = response_embeddings(f, prompt, [[5], [7, 9, 11], [4, 4]])
-    return found | {
-        "states": torch.from_numpy(Engine().read(model, prompt, answer)["hidden"]),
+    statistics = {name: getattr(example, name) for name in ("log_likelihood", "mi", "agreement")}
+    statistics["states"] = Engine().read(model, prompt, answer)["hidden"]
+    return {name: torch.from_numpy(values) for name, values in statistics.items()} | {
+        "all": subnetwork_log_probs(model, input_ids, PROMPT, 1, masks(6)),
+        "response": subnetwork_log_probs(model, input_ids, PROMPT, 2, masks(6), scope="response"),
+        "embeddings": of_model(response_embeddings, model, prompt, [[5], [7, 9, 11], [4, 4]]),
         "unembedding": of_model(unembedding, model),
         "generated": model.generate(prompt[None], max_new_tokens=2, do_sample=False),
     }

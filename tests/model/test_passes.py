@@ -3,8 +3,11 @@
 What they compute is compared with full passes, family by family, in test_on_device.py.
 """
 
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
 
 from lm_polygraph_asmi.config import SCOPES
 from tests.families import (
@@ -91,10 +94,22 @@ def test_refusals(llama, given, said):
         subnetwork_log_probs(llama, **usual | given)
 
 
-def test_non_finite_logits_of_one_text():
-    model = tiny_model("llama")
+def not_finite(value, model):
+    nn.init.constant_(model.model.embed_tokens.weight, value)
+
+
+def late_nan(model):
+    """With one text, not with that of the first short pass."""
     model.model.layers[3].register_forward_hook(
         lambda *call: call[-1] * (float("nan") if call[-1].shape[1] == 16 else 1)
     )
-    with pytest.raises(FloatingPointError, match=r"LlamaForCausalLM.*no distribution: NaN"):
+
+
+@pytest.mark.parametrize(
+    "spoil", [partial(not_finite, float("nan")), partial(not_finite, float("inf")), late_nan]
+)
+def test_logits_that_are_no_distribution_are_refused(spoil):
+    model = tiny_model("llama")
+    spoil(model)
+    with pytest.raises(FloatingPointError, match=r"LlamaForCausalLM.* check its weights"):
         subnetwork_log_probs(model, IDS, PROMPT, 2, masks())

@@ -10,8 +10,7 @@ from torch import nn
 from lm_polygraph_asmi.core import identity
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.identity import model_key
-from lm_polygraph_asmi.core.model import model_state, structure_of
-from lm_polygraph_asmi.core.model.state import findings
+from lm_polygraph_asmi.core.model import model_state, state, structure_of
 from lm_polygraph_asmi.results.cache import ResultCache
 from tests.families import tiny_model
 from tests.model.test_session import IDS, score
@@ -48,7 +47,7 @@ def test_a_changed_model_is_another_one(change, foreign, effect, tmp_path, caplo
     monkeypatch.setattr(identity, "_CHUNK", 64)  # two rows
     model, other = tiny_model("llama"), tiny_model("llama")
     results, before, key = ResultCache(tmp_path), score(model), model_key(model)
-    known = model_state(model), findings(model), structure_of(model)
+    known = model_state(model), state.findings(model), structure_of(model)
     results.put(key, "without")
     change(model)
     change(other)
@@ -56,7 +55,7 @@ def test_a_changed_model_is_another_one(change, foreign, effect, tmp_path, caplo
     after = score(model)
     assert torch.equal(after, score(other))
     assert (after - before).abs().max() >= effect
-    assert findings(model) is not known[1]
+    assert state.findings(model) is not known[1]
     assert structure_of(model) is not known[2]
     assert results.get(model_key(model)) is None
     results.put(model_key(model), "with")

@@ -6,12 +6,11 @@ import pytest
 
 from lm_polygraph_asmi.analysis import Clustered, wilson_interval
 from lm_polygraph_asmi.analysis.clusters import percentiles
-from lm_polygraph_asmi.heads.analysis import flip_rates
-from lm_polygraph_asmi.heads.analysis.probe import COUNT, NUMBERS, extremes
+from lm_polygraph_asmi.heads.analysis import flip_rates, probe
 from tests.analysis.simulation import keys
 
 
-@pytest.mark.parametrize("count", [2, 4, 40, COUNT])
+@pytest.mark.parametrize("count", [2, 4, 40, probe.COUNT])
 def test_extremes_are_the_ends_of_the_order(count):
     """Of equal ones the first are taken; with too few tokens, each group is half of them."""
     mi = pd.Series(np.random.default_rng(1).integers(0, 6, 21) / 10)
@@ -20,11 +19,11 @@ def test_extremes_are_the_ends_of_the_order(count):
     most = min(count, len(known) // 2)
     high = sorted(known, key=lambda at: -mi[at])[:most]
     low = sorted(set(known) - set(high), key=lambda at: (mi[at], at))[:most]
-    assert [list(part) for part in extremes(mi, count)] == [high, low]
+    assert [list(part) for part in probe.extremes(mi, count)] == [high, low]
 
 
 def test_the_numbers_are_the_papers():
-    assert (COUNT, NUMBERS) == (200, (1, 2, 4, 8, 16))
+    assert (probe.COUNT, probe.NUMBERS) == (200, (1, 2, 4, 8, 16))
 
 
 def test_rates_are_means_with_intervals_over_examples():

@@ -1,6 +1,7 @@
 """Models too large for one device: split or offloaded, they score as in one piece."""
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import accelerate
@@ -91,20 +92,18 @@ def run_without_data(name: str, found: structure.Structure) -> None:
     for part, device in device_map.items():
         for module in model.get_submodule(part).modules():
             for own in (module._parameters, module._buffers):
-                for key, value in own.items():
-                    if value is not None:
-                        own[key] = torch.empty(value.shape, device=device)
+                known = {name: tensor for name, tensor in own.items() if tensor is not None}
+                own.update({k: torch.empty(t.shape, device=device) for k, t in known.items()})
     places = {"": first, **device_map}
     attach_align_device_hook_on_blocks(model, places, dict.fromkeys(device_map, False))
     input_ids = torch.ones(17, dtype=torch.long)
     structure.remember_structure(model, found)
     with masked_model(model) as f:
-        for scope in SCOPES:
-            for layer in (1, 3):
-                run = run_unmasked(f, input_ids, PROMPT, [layer], scope)
-                hidden = next(iter(check.PASSES[scope].values()))(f, run, layer, torch.ones(3, 4))
-                assert hidden.device == run.final_hidden.device == first
-                assert model.get_output_embeddings()(hidden).device == second
+        for scope, layer in product(SCOPES, (1, 3)):
+            run = run_unmasked(f, input_ids, PROMPT, [layer], scope)
+            hidden = next(iter(check.PASSES[scope].values()))(f, run, layer, torch.ones(3, 4))
+            assert hidden.device == run.final_hidden.device == first
+            assert model.get_output_embeddings()(hidden).device == second
         assert unembedding(f).device == second
 
 

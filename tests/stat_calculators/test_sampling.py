@@ -78,9 +78,7 @@ def test_an_encoder_decoder_draws_from_one_stream_of_the_prompt():
     sizes = {"vocab_size": len(tok), "d_model": 32, "d_kv": 8, "num_layers": 2, "num_heads": 4}
     model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
     host = WhiteboxModel(model.eval(), tok, "tiny", "Seq2SeqLM", GenerationParameters())
-    state = torch.get_rng_state()
     ours = draw(host, 3, 5)
-    assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(example_seed(0, [*prompt_of(host, TEXTS[0]), 0]))
     expected = SamplingGenerationCalculator(3)({}, TEXTS[:1], host, 5)
     assert_same(ours, {name: rows[0] for name, rows in expected.items()})

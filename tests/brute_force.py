@@ -49,20 +49,15 @@ def subnetwork_log_probs(
 
     def run(mask: Tensor) -> Tensor:
         masked = ByPosition(without_heads(whole, axis, mask), whole, positions)
-        return replaced_log_probs(model, projection, masked, input_ids[None, :-1])[predicting]
+        model.set_submodule(projection, masked)
+        logits = model(input_ids=input_ids[None, :-1], use_cache=False).logits
+        return logits[0, predicting].float().log_softmax(-1)
 
-    return torch.stack([run(mask) for mask in masks])
-
-
-def replaced_log_probs(model: nn.Module, path: str, module: nn.Module, ids: Tensor) -> Tensor:
-    """(N, V) of a full pass with another module at a path; the model is left as found."""
-    whole = model.get_submodule(path)
-    model.set_submodule(path, module)
     try:
         with torch.no_grad():
-            return model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-    finally:
-        model.set_submodule(path, whole)
+            return torch.stack([run(mask) for mask in masks])
+    finally:  # the model is left as found
+        model.set_submodule(projection, whole)
 
 
 def by_position(log_probs: Tensor) -> list[list[list[float]]]:

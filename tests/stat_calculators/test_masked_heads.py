@@ -178,29 +178,30 @@ def test_statistics_that_are_refused(model, stats, said):
         MaskedHeadsCalculator()(stats, TEXTS[:1], model)
 
 
-@pytest.mark.parametrize(("depths", "word"), [([0.6, 1.0], "depth"), ([], "at least one")])
-def test_depths_that_are_refused(depths, word):
-    with pytest.raises(ValueError, match=word):
-        MaskedHeadsCalculator(depths=depths)
-
-
 def sampling():
     (model := whitebox()).generation_parameters.do_sample = True
     return model
 
 
+def loaded(make, **settings):
+    return load_stat_calculator(settings, SimpleNamespace(model=make()))
+
+
 @pytest.mark.parametrize(
-    ("make", "settings", "error", "word"),
+    ("make", "error", "word"),
     [
-        *((partial(SimpleNamespace, model_type=kind, model=None), {}, TypeError, kind)
+        (partial(MaskedHeadsCalculator, depths=[0.6, 1.0]), ValueError, "depth"),
+        (partial(MaskedHeadsCalculator, depths=[]), ValueError, "at least one"),
+        *((partial(loaded, partial(SimpleNamespace, model_type=kind, model=None)), TypeError, kind)
           for kind in ("Seq2SeqLM", "Blackbox")),
-        (partial(whitebox, "gemma2-softcap"), {"attention": "sdpa"}, ValueError, "attention"),
-        (sampling, {}, ValueError, "sample"),
+        (partial(loaded, partial(whitebox, "gemma2-softcap"), attention="sdpa"), ValueError,
+         "attention"),
+        (partial(loaded, sampling), ValueError, "sample"),
     ],
 )  # fmt: skip
-def test_models_that_cannot_be_scored_are_refused_at_once(make, settings, error, word):
+def test_what_cannot_be_scored_is_refused_at_once(make, error, word):
     with pytest.raises(error, match=word):
-        load_stat_calculator(settings, SimpleNamespace(model=make()))
+        make()
 
 
 def test_what_the_cache_holds_is_not_scored_again(model, tmp_path):

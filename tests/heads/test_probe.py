@@ -95,10 +95,8 @@ def test_predictions_are_those_of_masked_passes(scope):
     found = room.probe_tokens(model, used, tokens, answers, count=2, draws=1)
     columns, expected = found["tokens"], []
     for row, at in zip(columns["row"], columns["position"], strict=True):
-        answer, known = (
-            answers[row],
-            analysis.head_criticality(masked[row]["kl"], masked[row]["masks"])[at],
-        )
+        answer, details = answers[row], masked[row]
+        known = analysis.head_criticality(details["kl"], details["masks"])[at]
         kept = torch.from_numpy(room.ablations(np.argsort(-known), [1, 2, 4])).float()
         log_probs = subnetwork_log_probs(
             model, answer.input_ids, answer.prompt_length, used["layer"], kept,

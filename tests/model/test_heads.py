@@ -139,10 +139,8 @@ def test_an_adapter_of_the_heads_counts(scope):
     """On the output projection: as merged weights, which other heads do not have."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, target_modules=["o_proj", "q_proj"], init_lora_weights=False)
-    adapted, how = (
-        peft.get_peft_model(tiny_model("llama"), config).eval(),
-        (IDS, PROMPT, 2, masks()),
-    )
+    adapted = peft.get_peft_model(tiny_model("llama"), config).eval()
+    how = IDS, PROMPT, 2, masks()
     found = subnetwork_log_probs(adapted, *how, scope=scope)
     merged, base = adapted.merge_and_unload(), tiny_model("llama")
     assert apart(found, subnetwork_log_probs(merged, *how, scope=scope)) < 1e-5

@@ -153,7 +153,7 @@ def test_peak_memory_stays_inside_the_budget(prompt, response, scope, attention)
 
 
 def test_statistics_of_a_large_vocabulary_stay_inside_the_budget():
-    """The cosines of all pairs of tokens of one position alone would take twice as much."""
+    """The cosines of all pairs of tokens of one position alone would take several times as much."""
     budget = 2**23
     model = tiny_model("llama", vocab_size=4000)
     engine = Engine(num_masks=40, mask_rate=0.4, top_k=1000, memory_budget=budget)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from lm_polygraph_asmi import ASMIConfig, score
+from lm_polygraph_asmi import ASMIConfig
 from lm_polygraph_asmi.config import module_paths, target_layer
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.model import (
@@ -29,7 +29,7 @@ from tests.families import (
     tiny_class,
     tiny_model,
 )
-from tests.tiny_lm import tokenizer, whitebox
+from tests.tiny_lm import whitebox
 
 
 def test_target_layer():
@@ -48,16 +48,6 @@ def test_hybrids_mask_the_nearest_layer_with_heads():
         assert masked_layer(settings) == said
     with pytest.raises(ValueError, match=r"layer 4 .*3, 7"):
         subnetwork_log_probs(model, sequence(9), 4, 4, masks())
-
-
-def test_a_hybrid_is_scored_from_generation_to_embeddings():
-    words = tokenizer()
-    model = tiny_class("Qwen3_5ForCausalLM", vocab_size=len(words))
-    how = {"scope": "response", "num_masks": 5, "mask_rate": 0.4, "max_new_tokens": 4}
-    how |= {"tokenizer": words, "method": "adapt", "num_samples": 3}
-    found, again = (score(model, "Who built it?", **how) for _ in range(2))
-    assert 0 < found.score == again.score < 2
-    assert (found.settings["layer"], found.settings["requested_layer"]) == (1, 2)
 
 
 class Mine(LlamaForCausalLM):

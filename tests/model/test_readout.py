@@ -73,11 +73,10 @@ def test_the_scaling_of_an_adapter_counts():
     with whole.disable_adapter():
         assert model_state(weak) != before
         assert model_key(weak) != key
-    rows = of_model(unembedding, strong)
-    assert not torch.allclose(of_model(unembedding, weak), rows)
+    assert not torch.allclose(of_model(unembedding, weak), of_model(unembedding, strong))
     weak.lm_head.set_scale("default", 8)
     assert model_key(weak) != key
-    torch.testing.assert_close(of_model(unembedding, weak), rows)
+    torch.testing.assert_close(of_model(unembedding, weak), of_model(unembedding, strong))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Nothing here is shared with the package.
 
 import copy
 import math
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +31,10 @@ def without_heads(projection: nn.Module, axis: int, mask: Tensor) -> nn.Module:
     A head output multiplied by zero and a head whose rows of W_O are zero are the same thing; no
     hook is involved.
     """
-    weight = (masked := copy.deepcopy(projection)).weight
-    width = weight.shape[axis] // len(mask)
+    masked = copy.deepcopy(projection)
     with torch.no_grad():
-        for head, keep in enumerate(mask.tolist()):
-            if not keep:
-                weight.narrow(axis, head * width, width).zero_()
+        for head, keep in zip(masked.weight.chunk(len(mask), axis), mask, strict=True):
+            head.mul_(keep)
     return masked
 
 
@@ -48,24 +46,23 @@ def subnetwork_log_probs(
     predicting = slice(prompt_length - 1, len(input_ids) - 1)
     positions = predicting if scope == "response" else slice(None)
     whole = model.get_submodule(projection)
-    rows = []
-    for mask in masks:
+
+    def run(mask: Tensor) -> Tensor:
         masked = ByPosition(without_heads(whole, axis, mask), whole, positions)
-        found = replaced_log_probs(model, projection, masked, input_ids[None, :-1])
-        rows.append(found[predicting])
-    return torch.stack(rows)
+        model.set_submodule(projection, masked)
+        logits = model(input_ids=input_ids[None, :-1], use_cache=False).logits
+        return logits[0, predicting].float().log_softmax(-1)
 
-
-def replaced_log_probs(model: nn.Module, path: str, module: nn.Module, ids: Tensor) -> Tensor:
-    """(N, V) of a full pass with another module at a path; the model is left as found."""
-    parent, _, name = path.rpartition(".")
-    holder, whole = model.get_submodule(parent), model.get_submodule(path)
-    setattr(holder, name, module)
     try:
         with torch.no_grad():
-            return model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-    finally:
-        setattr(holder, name, whole)
+            return torch.stack([run(mask) for mask in masks])
+    finally:  # the model is left as found
+        model.set_submodule(projection, whole)
+
+
+def by_position(log_probs: Tensor) -> list[list[list[float]]]:
+    """(T, S, V) probabilities as plain numbers."""
+    return log_probs.double().exp().transpose(0, 1).tolist()
 
 
 def entropy(p: list[float]) -> float:
@@ -79,45 +76,42 @@ def top_tokens(p: list[float], top_k: int) -> list[int]:
 def mutual_information(log_probs: Tensor, top_k: int) -> list[float]:
     """Union of the S top-K sets, one tail bin, full-vocabulary normalisation; loops only."""
     out = []
-    for t in range(log_probs.shape[1]):
-        dists = [row.double().exp().tolist() for row in log_probs[:, t]]
+    for dists in by_position(log_probs):
         union = sorted({i for p in dists for i in top_tokens(p, top_k)})
-        reduced = [[p[i] for i in union] for p in dists]
-        reduced = [[*p, max(0.0, 1 - sum(p))] for p in reduced]
+        kept = [[p[i] for i in union] for p in dists]
+        reduced = [[*p, max(0.0, 1 - sum(p))] for p in kept]
         mean = [sum(column) / len(reduced) for column in zip(*reduced, strict=True)]
-        out.append(entropy(mean) - sum(entropy(p) for p in reduced) / len(reduced))
+        out.append(entropy(mean) - sum(map(entropy, reduced)) / len(reduced))
     return out
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """0 for a row of zeros."""
+    a, b = a.tolist(), b.tolist()
+    norms = math.hypot(*a) * math.hypot(*b)
+    return sum(x * y for x, y in zip(a, b, strict=True)) / norms if norms else 0.0
 
 
 def semantic_agreement(log_probs: Tensor, unembedding: Tensor, top_k: int) -> list[float]:
     """Double loop over ordered pairs of subnetworks and over pairs of tokens."""
-    num_masks, num_positions, _ = log_probs.shape
 
     def similarity(i: int, j: int) -> float:
-        a, b = unembedding[i].double(), unembedding[j].double()
-        return 1.0 if i == j else min(1.0, max(0.0, (a @ b / (a.norm() * b.norm())).item()))
+        return 1.0 if i == j else min(1.0, max(0.0, cosine(unembedding[i], unembedding[j])))
+
+    def renormalised(p: list[float]) -> dict[int, float]:
+        kept = top_tokens(p, top_k)
+        return {i: p[i] / sum(p[k] for k in kept) for i in kept}
 
     out = []
-    for t in range(num_positions):
-        vectors = []
-        for row in log_probs[:, t]:
-            p = row.double().exp().tolist()
-            kept = top_tokens(p, top_k)
-            mass = sum(p[i] for i in kept)
-            vectors.append({i: p[i] / mass for i in kept})
-        total = 0.0
-        for one, other in permutations(vectors, 2):
-            for i, p_i in one.items():
-                for j, p_j in other.items():
-                    total += p_i * similarity(i, j) * p_j
-        out.append(total / (num_masks * (num_masks - 1)))
+    for dists in by_position(log_probs):
+        agreements = [
+            sum(q[i] * similarity(i, j) * r[j] for i, j in product(q, r))
+            for q, r in permutations(map(renormalised, dists), 2)
+        ]
+        out.append(sum(agreements) / len(agreements))
     return out
 
 
 def response_diversity(embeddings: Tensor) -> float:
-    cosines = []
-    for a, b in combinations(embeddings.double().tolist(), 2):
-        dot = sum(x * y for x, y in zip(a, b, strict=True))
-        norms = math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(y * y for y in b))
-        cosines.append(dot / norms)
+    cosines = [cosine(a, b) for a, b in combinations(embeddings, 2)]
     return 1 - sum(cosines) / len(cosines)

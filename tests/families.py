@@ -25,9 +25,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.maths import sample_head_masks
-from lm_polygraph_asmi.core.model import comparison, masked_model, plain_model, subnetworks
-from lm_polygraph_asmi.core.model.comparison import masked_log_probs
-from lm_polygraph_asmi.core.model.structure import remember_structure, structure_of
+from lm_polygraph_asmi.core.model import (
+    comparison,
+    masked_model,
+    plain_model,
+    structure,
+    structure_of,
+    subnetworks,
+)
 from tests import brute_force
 
 LAYERS, HEADS, WIDTH, VOCABULARY = 4, 4, 32, 61
@@ -292,7 +297,7 @@ def share_structure(model: PreTrainedModel, recipe: str) -> None:
     """What is found in the first model of a recipe is known of the others until one is changed."""
     if recipe not in STRUCTURES:
         STRUCTURES[recipe] = structure_of(model)
-    remember_structure(model, STRUCTURES[recipe])
+    structure.remember_structure(model, STRUCTURES[recipe])
 
 
 STACK, O_PROJ, H = "model.layers", "self_attn.o_proj", "transformer.h"
@@ -408,7 +413,9 @@ def subnetwork_log_probs(
 ):  # fmt: skip
     """Row t of (S, T, V) predicts input_ids[prompt_length + t]."""
     with masked_model(plain_model(model), **session) as f:
-        return masked_log_probs(f, input_ids, prompt_length, layer, masks, scope, memory_budget)
+        return comparison.masked_log_probs(
+            f, input_ids, prompt_length, layer, masks, scope, memory_budget
+        )
 
 
 def of_model(function, model, *arguments, **session):

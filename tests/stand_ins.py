@@ -93,9 +93,12 @@ def _make_align_score(checkpoint: Path, folder: Path) -> None:
     config = _roberta(folder)
     masked_lm = transformers.RobertaForMaskedLM(config)
     masked_lm.save_pretrained(folder)
-    pieces = {"base_model": transformers.RobertaModel(config), "mlm_head": masked_lm.lm_head}
-    for name, outputs in (("bin_layer", 2), ("tri_layer", 3), ("reg_layer", 1)):
-        pieces[name] = nn.Linear(config.hidden_size, outputs)
+    pieces = {
+        "base_model": transformers.RobertaModel(config), "mlm_head": masked_lm.lm_head,
+        "bin_layer": nn.Linear(config.hidden_size, 2),
+        "tri_layer": nn.Linear(config.hidden_size, 3),
+        "reg_layer": nn.Linear(config.hidden_size, 1),
+    }  # fmt: skip
     torch.save({"state_dict": nn.ModuleDict(pieces).state_dict()}, checkpoint)
 
 

@@ -1,107 +1,67 @@
-"""Algorithm 1 stands in two modules, and every door goes through them; the calls of a row."""
+"""Every door to a score gives that of the paper's formulas over full passes; the calls of a row."""
 
-import inspect
-import re
-import sys
+from cProfile import Profile
 from pathlib import Path
-from unittest.mock import Mock
+from statistics import mean
 
-import numpy as np
 import pytest
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+import torch
 
 import lm_polygraph_asmi
-from lm_polygraph_asmi import Scorer
-from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.core import algorithm, scores
-from lm_polygraph_asmi.estimators import SemASMI
-from lm_polygraph_asmi.results.run_groups import RunGroup
-from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
+from lm_polygraph_asmi import ASMI, Scorer, SemASMI
+from lm_polygraph_asmi.core.maths import example_seed, sample_head_masks
+from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
+from tests import brute_force
 from tests.tiny_lm import whitebox
 
 PACKAGE = f"{Path(lm_polygraph_asmi.__file__).parent}/"
 QUESTION, ANSWER = "Who built it?", [40, 77, 131]
+USED = {"num_masks": 8, "mask_rate": 0.3, "top_k": 4}
 MOST_CALLS = 1000
-
-
-def host_score(model) -> float:
-    stats = MaskedHeadsCalculator()({"greedy_tokens": [ANSWER]}, [QUESTION], model)
-    return float(SemASMI()(stats)[0])
-
-
-def own_score(model) -> float:
-    return Scorer(model).score(QUESTION, ANSWER).score
-
-
-DOORS = host_score, own_score
-
-
-def test_the_lines_are_numbered_as_in_the_paper():
-    source = inspect.getsource(algorithm) + inspect.getsource(scores)
-    comments = re.findall(r"^ +# ([\d, ]+):", source, re.MULTILINE)
-    numbers = [int(number) for comment in comments for number in comment.split(",")]
-    assert numbers == [2, 3, 4, 5, 6, 7, 8, 9, 9]  # 1 is the answer
 
 
 @pytest.fixture(scope="module")
 def model():
-    """Its structure and check are known."""
-    model = whitebox()
-    own_score(model)
-    return model
+    return whitebox()
 
 
-def again(model) -> float:
+@pytest.fixture(scope="module")
+def slow(model):
+    """MI_t and A_t of each token, by full passes and loops."""
+    ids = torch.tensor([*model.tokenize([QUESTION])["input_ids"][0], *ANSWER])
+    seed = example_seed(0, [2, *ids.tolist()])
+    masks = sample_head_masks(8, 4, 0.3, torch.Generator().manual_seed(seed))
+    log_probs = brute_force.subnetwork_log_probs(
+        model.model, "model.layers.2.self_attn.o_proj", 1, ids, len(ids) - len(ANSWER), masks
+    )
+    agreement = brute_force.semantic_agreement(log_probs, model.model.lm_head.weight, 4)
+    return [*zip(brute_force.mutual_information(log_probs, 4), agreement, strict=True)]
+
+
+def of_a_run(model, method):
+    stats = MaskedHeadsCalculator(**USED)({"greedy_tokens": [ANSWER]}, [QUESTION], model)
+    return {"asmi": ASMI, "sem": SemASMI}[method](**USED)(stats)[0]
+
+
+def of_one_answer(model, method):
+    return Scorer(model, method=method, **USED).score(QUESTION, ANSWER).score
+
+
+def beside_another(model, method):
     """From what a `Score` holds."""
-    return Scorer(model, method="asmi").score(QUESTION, ANSWER).signals["sem"]
+    return Scorer(model, method="asmi", **USED).score(QUESTION, ANSWER).signals[method]
 
 
-def saved(_) -> float:
-    """From what a run saved of its tokens."""
-    group = RunGroup("", "", "", (), None, "", 0.6, np.array([0]), (), ASMIConfig())
-    tokens = {"mi_tokens": [np.array([0.2, 0.4])], "agreement_tokens": [np.array([0.5, 0.1])]}
-    vars(group).update(tokens, methods={}, scores={})
-    return float(group.u_sem[0])
-
-
-@pytest.mark.parametrize("name", ["token_scores", "aggregate"])
-@pytest.mark.parametrize("score", [*DOORS, again, saved])
-def test_line_9_makes_every_score(model, monkeypatch, score, name):
-    """Wherever it is imported: a score that is computed beside it does not change with it."""
-    right, real = score(model), getattr(scores, name)
-
-    def scaled(*how):
-        return 1.5 * real(*how)
-
-    for path, module in list(sys.modules.items()):
-        if path.startswith("lm_polygraph_asmi.") and vars(module).get(name) is real:
-            monkeypatch.setattr(module, name, scaled)
-    assert score(model) == pytest.approx(1.5 * right)
-
-
-def test_no_other_code_calls_a_decoder_layer(model, monkeypatch):
-    """Without Algorithm 1 nothing of the package reaches the layers of a given answer."""
-    for name in ("run_unmasked", "run_subnetworks"):
-        monkeypatch.setattr(algorithm, name, Mock(side_effect=NotImplementedError))
-    monkeypatch.setattr(LlamaDecoderLayer, "forward", lambda *_, **__: pytest.fail("called"))
-    for score in DOORS:
-        with pytest.raises(NotImplementedError):
-            score(model)
+@pytest.mark.parametrize(("method", "alpha"), [("asmi", 0), ("sem", 1)])
+@pytest.mark.parametrize("door", [of_a_run, of_one_answer, beside_another])
+def test_every_door_gives_the_score_of_the_formulas(model, slow, door, method, alpha):
+    expected = mean(mi * (1 - alpha * agreement) for mi, agreement in slow)
+    assert door(model, method) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_warm_row_makes_few_calls(model):
-    calls = 0
-    calculator, estimator = MaskedHeadsCalculator(), SemASMI()
-
-    def count(frame, event, _):
-        nonlocal calls
-        calls += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
-
-    for profiler in (None, count):  # the first row is cold
-        before = sys.getprofile()
-        sys.setprofile(profiler)
-        try:
-            estimator(calculator({"greedy_tokens": [ANSWER]}, [QUESTION], model))
-        finally:
-            sys.setprofile(before)
-    assert 50 < calls < MOST_CALLS
+    profile = Profile(builtins=False)
+    of_a_run(model, "sem")  # the first is cold
+    profile.runcall(of_a_run, model, "sem")
+    own = [call for call in profile.getstats() if call.code.co_filename.startswith(PACKAGE)]
+    assert 50 < sum(call.callcount for call in own) < MOST_CALLS

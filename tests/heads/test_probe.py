@@ -6,11 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
 
-from lm_polygraph_asmi.heads import probe as room
-from lm_polygraph_asmi.heads.analysis import head_criticality
-from lm_polygraph_asmi.heads.analysis.probe import ablations
+from lm_polygraph_asmi.core.model.check import PASSES
+from lm_polygraph_asmi.heads import analysis, probe as room
 from lm_polygraph_asmi.heads.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
@@ -35,17 +33,15 @@ def scored_run(model, texts=QUESTIONS, tokens: int = 4, **settings: object) -> R
 def decided_by_one_head():
     """Without head 1 of layer 2 the model says token 5; with it, anything else."""
     model = whitebox().model
+    attention, head = model.model.layers[LAYER].self_attn, model.lm_head.weight
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 3.0
-        for layer in model.model.layers:
-            nn.init.zeros_(layer.self_attn.o_proj.weight)
-            nn.init.zeros_(layer.mlp.down_proj.weight)
-        target = model.model.layers[LAYER].self_attn
-        nn.init.zeros_(target.v_proj.weight)
-        target.v_proj.weight[0, 0] = 1.0
-        target.o_proj.weight[0, HEAD * 8] = -10.0
-        model.lm_head.weight[:, 0] = 0.0
-        model.lm_head.weight[DECIDED] = 10.0 * torch.eye(32)[0]
+        for name, weight in model.named_parameters():
+            weight *= not name.endswith(("o_proj.weight", "down_proj.weight"))
+        attention.v_proj.weight.zero_()[0, 0] = 1.0
+        attention.o_proj.weight[0, HEAD * 8] = -10.0
+        head[:, 0] = 0.0
+        head[DECIDED] = 10.0 * torch.eye(32)[0]
     return model
 
 
@@ -72,12 +68,23 @@ def test_a_decisive_head_flips_every_prediction_and_none_ablated_flips_nothing(p
     assert probed.k == (1, 2, 4)
     for group in ("high", "low"):
         assert probed.flipped("critical", group).tolist() == [[1, 1, 1]] * 6
-    assert (probed.tokens["replayed"] == probed.tokens["argmax"]).all()
-    assert (probed.tokens["argmax"] != DECIDED).all()
+    argmax, replayed, row = (probed.tokens[name] for name in ("argmax", "replayed", "row"))
+    assert replayed.tolist() == argmax.tolist()
+    assert DECIDED not in argmax
     # k of 4 random heads hold the decisive one with chance k / 4.
     np.testing.assert_allclose(probed.flipped("random", "high").mean(0), [0.25, 0.5, 1], atol=0.1)
-    hit = probed.predicted["random"][probed.tokens["row"] == 0] == DECIDED
+    hit = probed.predicted["random"][row == 0] == DECIDED
     assert (hit[0] != hit[1]).any()  # also two tokens of one answer have heads of their own
+
+
+@pytest.mark.usefixtures("unseen")
+def test_flips_are_counted_against_the_same_passes_without_an_ablation(planted, monkeypatch):
+    """Here these differ from the unmasked pass by more than rounding."""
+    packed = PASSES["response"]["packed"]
+    monkeypatch.setitem(PASSES["response"], "packed", lambda *given: -packed(*given))
+    tokens = room.probe_tokens(*planted, count=6, draws=1)["tokens"]
+    assert DECIDED not in tokens["argmax"]
+    assert set(tokens["replayed"]) == {DECIDED}
 
 
 @pytest.mark.parametrize("scope", ["response", "all"])
@@ -86,19 +93,19 @@ def test_predictions_are_those_of_masked_passes(scope):
     model, used, tokens, answers = material(whitebox().model, QUESTIONS[:2], scope=scope)
     masked = scored_run(model, QUESTIONS[:2], scope=scope, **SCORED).at(0.6)
     found = room.probe_tokens(model, used, tokens, answers, count=2, draws=1)
-    columns, flips = found["tokens"], 0
-    for place, (row, at) in enumerate(zip(columns["row"], columns["position"], strict=True)):
-        known = head_criticality(masked[row]["kl"], masked[row]["masks"])[at]
-        kept = ablations(np.argsort(-known), [1, 2, 4])
+    columns, expected = found["tokens"], []
+    for row, at in zip(columns["row"], columns["position"], strict=True):
+        answer, details = answers[row], masked[row]
+        known = analysis.head_criticality(details["kl"], details["masks"])[at]
+        kept = torch.from_numpy(room.ablations(np.argsort(-known), [1, 2, 4])).float()
         log_probs = subnetwork_log_probs(
-            model, answers[row].input_ids, answers[row].prompt_length, used["layer"],
-            torch.from_numpy(kept).float(), attention="sdpa", scope=scope,
+            model, answer.input_ids, answer.prompt_length, used["layer"], kept,
+            attention="sdpa", scope=scope,
         )  # fmt: skip
-        predicted = log_probs[:, at].argmax(-1)
-        assert predicted.tolist() == found["predicted"]["critical"][place]
-        assert columns["token"][place] == answers[row].response[at]
-        flips += (predicted != columns["replayed"][place]).sum()
-    assert flips > 0
+        expected.append((answer.response[at], log_probs[:, at].argmax(-1).tolist()))
+    critical = found["predicted"]["critical"]
+    assert [*zip(columns["token"], critical, strict=True)] == expected
+    assert (np.transpose(critical) != columns["replayed"]).any()
 
 
 def test_masks_of_a_token_ablate_its_critical_heads_and_random_ones_of_its_own():
@@ -111,17 +118,19 @@ def test_masks_of_a_token_ablate_its_critical_heads_and_random_ones_of_its_own()
 
 
 def test_what_cannot_be_probed(planted, monkeypatch):
-    with pytest.raises(ValueError, match="no two tokens"):
-        room.probe_tokens(*material(planted[0], QUESTIONS[:1], tokens=1))
+    model, used, tokens, answers = planted
     away = np.array([2, 2, -2, -2])  # their median is 0
-    both_ways = [a._replace(log_likelihood=a.log_likelihood + away) for a in planted[3]]
-    for other in ((whitebox().model, *planted[1:]), (*planted[:3], both_ways)):
-        with pytest.raises(ValueError, match="another likelihood with this model"):
-            room.probe_tokens(*other, count=2)
-    run = scored_run(planted[0], num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
+    both_ways = [a._replace(log_likelihood=a.log_likelihood + away) for a in answers]
+    named = used | {"structure": "projection=mixer.out"}  # as the run was
+    for given, error, word in (
+        (material(model, QUESTIONS[:1], tokens=1), ValueError, "two tokens"),
+        ((whitebox().model, used, tokens, answers), ValueError, "likelihood"),
+        ((model, used, tokens, both_ways), ValueError, "likelihood"),
+        ((model, named, tokens, answers), TypeError, "mixer.out"),
+    ):
+        with pytest.raises(error, match=word):
+            room.probe_tokens(*given, count=2)
+    run = scored_run(model, num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
     monkeypatch.setattr(room, "load_run", lambda _: run)
-    with pytest.raises(ValueError, match=r"lacks masks at depth 0\.9 \(its depths: 0\.6\)"):
+    with pytest.raises(ValueError, match=r"depth 0\.9 .*0\.6"):
         room.probe_run("run", "tiny", depth=0.9)
-    named = planted[1] | {"structure": "projection=mixer.out"}  # as the run was
-    with pytest.raises(TypeError, match=r"no layer at .* has a module mixer\.out"):
-        room.probe_tokens(planted[0], named, *planted[2:], count=2)

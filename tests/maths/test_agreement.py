@@ -5,9 +5,13 @@ import math
 import pytest
 import torch
 
-from lm_polygraph_asmi.core.maths import response_diversity
-from lm_polygraph_asmi.core.maths.agreement import agreement_on_support, cosines, semantic_agreement
-from lm_polygraph_asmi.core.maths.support import union_support
+from lm_polygraph_asmi.core.maths import (
+    agreement_on_support,
+    cosines,
+    response_diversity,
+    semantic_agreement,
+    union_support,
+)
 from lm_polygraph_asmi.core.scores import adaptive_gate
 from tests import brute_force
 
@@ -30,27 +34,35 @@ def test_agreement_equals_the_double_loop_over_pairs(top_k):
         torch.testing.assert_close(in_parts, fast, rtol=0, atol=1e-7)
 
 
-def test_cosines_of_16_bits_are_those_of_the_same_numbers_in_32():
-    rows = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+in_32_and_16_bits = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@in_32_and_16_bits
+def test_cosines_equal_those_of_pairs(dtype):
+    rows = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
     rows[0, 3] = 0
-    torch.testing.assert_close(cosines(rows), cosines(rows.float()), atol=1e-6, rtol=0)
-    assert (cosines(rows)[0, 3] == 0).all()
+    pairs = [[[brute_force.cosine(a, b) for b in part] for a in part] for part in rows]
+    torch.testing.assert_close(cosines(rows), torch.tensor(pairs), atol=1e-6, rtol=0)
 
 
-def test_diversity_equals_the_loop_over_pairs():
+@in_32_and_16_bits
+def test_diversity_equals_the_loop_over_pairs(dtype):
+    """Lengths do not matter; float16 dot products of the longest would be infinite."""
     embeddings = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
-    embeddings *= torch.logspace(-4, 4.8, 10)[:, None]  # lengths do not matter
+    embeddings = (embeddings * torch.logspace(-4, 4.8, 10)[:, None]).to(dtype)
     expected = brute_force.response_diversity(embeddings)
     assert response_diversity(embeddings) == pytest.approx(expected, abs=1e-9)
-    # Any float16 dot product of these would be infinite.
-    states = torch.full((3, 2560), 300.0, dtype=torch.bfloat16)
-    assert response_diversity(states) == pytest.approx(0, abs=1e-9)
+
+
+def one_mask(probs):
+    return agreement_on_support(union_support(probs.log(), top_k=1), torch.eye(2))
 
 
 @pytest.mark.parametrize(
     ("function", "value", "error", "word"),
     [
         (response_diversity, torch.ones(1, 3), ValueError, "at least 2"),
+        (one_mask, torch.ones(1, 1, 2) / 2, ValueError, "two or more, got 1"),
         (response_diversity, torch.full((2, 2), math.inf), FloatingPointError, "NaN"),
         (adaptive_gate, math.nan, ValueError, "diversity"),
     ],

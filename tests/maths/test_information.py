@@ -5,9 +5,15 @@ import math
 import pytest
 import torch
 
-from lm_polygraph_asmi.core.maths.agreement import semantic_agreement
-from lm_polygraph_asmi.core.maths.information import disagreement, mutual_information
-from lm_polygraph_asmi.core.maths.support import most_likely, ranked, top_k_coverage, union_support
+from lm_polygraph_asmi.core.maths import (
+    disagreement,
+    most_likely,
+    mutual_information,
+    ranked,
+    semantic_agreement,
+    top_k_coverage,
+    union_support,
+)
 from tests import brute_force
 
 S, T, V = 6, 3, 40
@@ -43,13 +49,11 @@ def test_union_support_and_coverage_partition_the_mass(log_probs):
     torch.testing.assert_close(support.probs.sum(-1) + support.tail, probs.sum(-1))
     torch.testing.assert_close(support.top_probs.sum(-1), probs.sum(-1))
     for t in range(T):
-        union = {i for row in log_probs[:, t] for i in brute_force.top_tokens(row.tolist(), 4)}
-        ids, found = support.token_ids[t, : len(union)].tolist(), support.probs[:, t]
-        assert set(ids) == union
-        assert not found[:, len(union) :].any()
-        torch.testing.assert_close(found[:, : len(union)], probs[:, t, ids])
-    in_order = probs.sort(dim=-1, descending=True).values.cumsum(-1)
-    sizes = [1, 8, V, 64]
+        ids = sorted({i for row in probs[:, t] for i in brute_force.top_tokens(row.tolist(), 4)})
+        assert support.token_ids[t, : len(ids)].tolist() == ids
+        padded = torch.nn.functional.pad(probs[:, t, ids], (0, support.probs.shape[-1] - len(ids)))
+        torch.testing.assert_close(support.probs[:, t], padded)
+    in_order, sizes = probs.sort(dim=-1, descending=True).values.cumsum(-1), [1, 8, V, 64]
     expected = in_order[..., [min(size, V) - 1 for size in sizes]]
     torch.testing.assert_close(top_k_coverage(log_probs, sizes), expected)
 
@@ -61,10 +65,12 @@ def test_any_floating_point_type_will_do(log_probs, dtype):
 
 
 @pytest.mark.parametrize("measure", [mutual_information, agreement])
-def test_counts_stand_for_repeated_masks(log_probs, measure):
-    counts = torch.tensor([3.0, 1, 1, 2, 1, 4])
-    repeated = log_probs.repeat_interleave(counts.long(), dim=0)
-    torch.testing.assert_close(measure(log_probs, 5, counts), measure(repeated, 5))
+@pytest.mark.parametrize("drawn", [[3, 1, 1, 2, 1, 4], [1, 5], [4]])
+def test_counts_stand_for_repeated_masks(log_probs, measure, drawn):
+    """Also if one mask is all that was drawn, several times."""
+    counts, distinct = torch.tensor(drawn).double(), log_probs[: len(drawn)]
+    repeated = distinct.repeat_interleave(torch.tensor(drawn), dim=0)
+    torch.testing.assert_close(measure(distinct, 5, counts), measure(repeated, 5))
 
 
 @pytest.mark.parametrize("measure", [mutual_information, agreement])
@@ -75,6 +81,8 @@ def test_counts_stand_for_repeated_masks(log_probs, measure):
         (lambda p: p[:1], 8, "num_masks"),
         (lambda p: p + 0.05, 8, "log_softmax"),
         (lambda p: p - 0.05, 8, "log_softmax"),
+        (lambda p: (p + 0.05).float(), 8, "log_softmax"),
+        (lambda p: p.half() + 0.5, 8, "log_softmax"),
         (lambda p: p.index_fill(-1, torch.tensor(5), math.nan), 8, "NaN"),
         (lambda p: p.index_fill(-1, torch.tensor(5), math.inf), 8, "NaN"),
     ],

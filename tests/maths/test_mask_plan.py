@@ -29,19 +29,25 @@ def test_the_point_is_the_cheapest_admissible_corner(heads):
     assert gaussian == pytest.approx(heads * rate + 1.6449 * spread, abs=1e-3)
 
 
-def test_stated_points_and_what_follows_from_values_that_are_given():
-    assert [operating_point(heads) for heads in (32, 9, 4)] == [(0.15, 40), (0.09, 56), (0.09, 47)]
-    assert operating_point(32, num_masks=80) == (0.15, 80)
+POINTS = {
+    (32, None, None): (0.15, 40), (9, None, None): (0.09, 56), (4, None, None): (0.09, 47),
+    (32, 80, None): (0.15, 80), (32, 7, 0.3): (0.3, 7), (2, None, 0.5): (0.5, 6),
     # S is derived from the mask rate in force, not from the one it replaces.
-    assert operating_point(32, mask_rate=0.10) == (0.10, masks_for_coverage(32, 0.10)) == (0.1, 62)
-    assert operating_point(2, mask_rate=0.5) == (0.5, 6)
-    assert operating_point(32, 7, 0.3) == (0.3, 7)
+    (32, None, 0.10): (0.10, 62),
+}  # fmt: skip
+"""H, S and p as they are given, and the point: the paper's first."""
+
+
+def test_stated_points_and_what_follows_from_values_that_are_given():
+    assert {given: operating_point(*given) for given in POINTS} == POINTS
+    assert masks_for_coverage(32, 0.10) == 62
     for heads in (1, 3):
         with pytest.raises(ValueError, match="mask_rate"):
             operating_point(heads)
 
 
-def test_the_cost_is_counted_in_layers():
-    """Of 36 layers 22 run once, the others once per mask."""
-    assert flops_ratio(36, 22, 40) == (22 + 14 * 40) / 36
-    assert flops_ratio(4, 0, 1) == 1
+@pytest.mark.parametrize(("layers", "layer", "masks"), [(36, 22, 40), (4, 0, 1), (5, 4, 3)])
+def test_the_cost_is_counted_in_layers(layers, layer, masks):
+    """Those below the target run once, the others once per mask."""
+    runs = [1 if at < layer else masks for at in range(layers)]
+    assert flops_ratio(layers, layer, masks) == sum(runs) / layers

@@ -1,6 +1,7 @@
 """Models too large for one device: split or offloaded, they score as in one piece."""
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import accelerate
@@ -13,11 +14,16 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.engine import Engine
-from lm_polygraph_asmi.core.model import masked_model, run_unmasked, structure_of, unmasked
-from lm_polygraph_asmi.core.model.choice import PASSES
-from lm_polygraph_asmi.core.model.readout import unembedding
-from lm_polygraph_asmi.core.model.responses import response_embeddings
-from lm_polygraph_asmi.core.model.structure import Structure, remember_structure
+from lm_polygraph_asmi.core.model import (
+    choice,
+    masked_model,
+    response_embeddings,
+    run_unmasked,
+    structure,
+    structure_of,
+    unembedding,
+    unmasked,
+)
 from tests.families import FAMILIES, masks, of_model, sequence, subnetwork_log_probs, tiny_model
 from tests.forks import exit_code
 
@@ -52,17 +58,13 @@ def on_disk(name: str, which: str, folder: Path, place: torch.device) -> PreTrai
 def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
     """Everything that the two stat calculators take from a model."""
     prompt, answer = input_ids[:PROMPT], input_ids[PROMPT:].tolist()
-    found = {
-        scope: subnetwork_log_probs(model, input_ids, PROMPT, layer, masks(6), scope=scope)
-        for scope, layer in (("all", 1), ("response", 2))
-    }
     (example,) = Engine(num_masks=6, mask_rate=0.3, top_k=8).score(model, prompt, answer)
-    for name in ("log_likelihood", "mi", "agreement"):
-        found[name] = torch.from_numpy(getattr(example, name))
-    with masked_model(model) as f:
-        found["embeddings"] = response_embeddings(f, prompt, [[5], [7, 9, 11], [4, 4]])
-    return found | {
-        "states": torch.from_numpy(Engine().read(model, prompt, answer)["hidden"]),
+    statistics = {name: getattr(example, name) for name in ("log_likelihood", "mi", "agreement")}
+    statistics["states"] = Engine().read(model, prompt, answer)["hidden"]
+    return {name: torch.from_numpy(values) for name, values in statistics.items()} | {
+        "all": subnetwork_log_probs(model, input_ids, PROMPT, 1, masks(6)),
+        "response": subnetwork_log_probs(model, input_ids, PROMPT, 2, masks(6), scope="response"),
+        "embeddings": of_model(response_embeddings, model, prompt, [[5], [7, 9, 11], [4, 4]]),
         "unembedding": of_model(unembedding, model),
         "generated": model.generate(prompt[None], max_new_tokens=2, do_sample=False),
     }
@@ -76,7 +78,7 @@ def state(model: PreTrainedModel) -> dict[str, object]:
 in_one_piece = cache(lambda name: scores(tiny_model(name), sequence(17)))
 
 
-def run_without_data(name: str, found: Structure) -> None:
+def run_without_data(name: str, found: structure.Structure) -> None:
     """The masked passes over a model whose layers alternate between two devices of no machine.
 
     Under `FakeTensorMode` tensors have shape and place but no data, and refuse to be combined
@@ -90,20 +92,18 @@ def run_without_data(name: str, found: Structure) -> None:
     for part, device in device_map.items():
         for module in model.get_submodule(part).modules():
             for own in (module._parameters, module._buffers):
-                for key, value in own.items():
-                    if value is not None:
-                        own[key] = torch.empty(value.shape, device=device)
+                known = {name: tensor for name, tensor in own.items() if tensor is not None}
+                own.update({k: torch.empty(t.shape, device=device) for k, t in known.items()})
     places = {"": first, **device_map}
     attach_align_device_hook_on_blocks(model, places, dict.fromkeys(device_map, False))
     input_ids = torch.ones(17, dtype=torch.long)
-    remember_structure(model, found)
+    structure.remember_structure(model, found)
     with masked_model(model) as f:
-        for scope in SCOPES:
-            for layer in (1, 3):
-                run = run_unmasked(f, input_ids, PROMPT, [layer], scope)
-                hidden = next(iter(PASSES[scope].values()))(f, run, layer, torch.ones(3, 4))
-                assert hidden.device == run.final_hidden.device == first
-                assert model.get_output_embeddings()(hidden).device == second
+        for scope, layer in product(SCOPES, (1, 3)):
+            run = run_unmasked(f, input_ids, PROMPT, [layer], scope)
+            hidden = next(iter(choice.PASSES[scope].values()))(f, run, layer, torch.ones(3, 4))
+            assert hidden.device == run.final_hidden.device == first
+            assert model.get_output_embeddings()(hidden).device == second
         assert unembedding(f).device == second
 
 

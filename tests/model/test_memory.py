@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from lm_polygraph_asmi.config import SCOPES
+from lm_polygraph_asmi.core import algorithm
+from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.maths import sample_head_masks
 from lm_polygraph_asmi.core.model import (
     choice,
@@ -14,8 +17,13 @@ from lm_polygraph_asmi.core.model import (
     run_unmasked,
     subnetworks,
 )
-from lm_polygraph_asmi.core.model.memory import CPU_BUDGET, batch_bytes, default_budget
-from tests.families import IDS, PROMPT, both_scopes, subnetwork_log_probs, tiny_model
+from lm_polygraph_asmi.core.model.memory import (
+    CPU_BUDGET,
+    GPU_BUDGET,
+    batch_bytes,
+    default_budget,
+)
+from tests.families import IDS, PROMPT, both_scopes, sequence, subnetwork_log_probs, tiny_model
 from tests.peak_memory import PeakMemory
 from tests.rounding import allowed
 
@@ -66,21 +74,40 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, ran, scope):
         run()
 
 
-def test_long_responses_are_packed_into_several_sequences(llama, ran, monkeypatch):
-    whole = subnetwork_log_probs(llama, IDS, PROMPT, 1, MANY, scope="response")
-    for packed, expected in ((12, 2), (5, 1)):
+def needed(f, number: int, prompt: int, response: int, scope: str) -> int:
+    """Bytes for so many masks together, by the fastest passes."""
+    if scope == "all":
+        return batch_bytes(f, number, prompt + response - 1)
+    return batch_bytes(f, number, response, prompt - 1, packed=True)
+
+
+@pytest.mark.parametrize(
+    ("scope", "positions", "fit"),
+    [(scope, 256, fit) for scope in SCOPES for fit in (1, 2, 5)]
+    + [("response", 12, 2), ("response", 5, 1)],
+)
+def test_as_many_masks_run_together_as_fit(llama, ran, monkeypatch, scope, positions, fit):
+    """Into the budget to a byte, and into a packed sequence of so many positions."""
+    whole = subnetwork_log_probs(llama, IDS, PROMPT, 1, MANY, scope=scope)
+    monkeypatch.setitem(subnetworks.PACKED_POSITIONS, "cpu", positions)
+    with masked_model(llama) as f:
+        budget = needed(f, fit, PROMPT, 6, scope)
+    for short, most in ((0, fit), (1, max(1, fit - 1))):
         ran.clear()
-        monkeypatch.setitem(subnetworks.PACKED_POSITIONS, "cpu", packed)
-        parts = subnetwork_log_probs(llama, IDS, PROMPT, 1, MANY, scope="response")
+        how = {"scope": scope, "memory_budget": budget - short}
+        parts = subnetwork_log_probs(llama, IDS, PROMPT, 1, MANY, **how)
         torch.testing.assert_close(parts, whole, atol=allowed(llama, IDS), rtol=0)
-        assert max(map(len, ran)) == expected
+        assert max(map(len, ran)) == most
 
 
 def test_half_of_what_a_device_has_free_is_the_budget(monkeypatch):
-    free = {torch.device("cuda", 0): 6000, torch.device("cuda", 1): 4000}
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 9000))
-    assert [default_budget(gpu) for gpu in free] == [3000, 2000]
-    assert default_budget(torch.device("cpu")) == CPU_BUDGET
+    """With what PyTorch has reserved and does not use."""
+    free = {"cuda:0": 6000, "cuda:1": 2**40}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[str(device)], 2**41))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 1000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 400)
+    budgets = {"cuda:0": 3300, "cuda:1": GPU_BUDGET, "cpu": CPU_BUDGET}
+    assert {place: default_budget(torch.device(place)) for place in budgets} == budgets
 
 
 def flops(run) -> int:
@@ -116,16 +143,26 @@ def test_masked_passes_do_only_what_they_must(llama, layer, scope):
 @pytest.mark.parametrize(("prompt", "response"), [(400, 30), (40, 60)])
 def test_peak_memory_stays_inside_the_budget(prompt, response, scope, attention):
     model = tiny_model("llama", attention, max_position_embeddings=512)
-    input_ids = torch.randint(3, 61, (prompt + response,))
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)[:6]
     with masked_model(model) as f:
-        if scope == "all":
-            budget = batch_bytes(f, 4, prompt + response - 1)
-        else:
-            budget = batch_bytes(f, 4, response, prompt - 1, packed=True)
-        unmasked = run_unmasked(f, input_ids, prompt, [1], scope)
+        budget = needed(f, 4, prompt, response, scope)
+        unmasked = run_unmasked(f, sequence(prompt + response), prompt, [1], scope)
         run_subnetworks(f, unmasked, 1, masks, memory_budget=budget)  # checked from here on
         with PeakMemory() as memory:
             run_subnetworks(f, unmasked, 1, masks, memory_budget=budget)
     # Used, and not exceeded.
     assert budget / 2 < memory.peak <= budget
+
+
+def test_statistics_of_a_large_vocabulary_stay_inside_the_budget():
+    """The cosines of all pairs of tokens of one position alone would take several times as much."""
+    budget = 2**23
+    model = tiny_model("llama", vocab_size=4000)
+    engine = Engine(num_masks=40, mask_rate=0.4, top_k=1000, memory_budget=budget)
+    settings = engine.settings(model)
+    with masked_model(model) as f:
+        unmasked = algorithm.unmasked_pass(f, IDS, PROMPT, [settings.layer], "all")
+        algorithm.token_statistics(f, unmasked, settings)  # checked from here on
+        with PeakMemory() as memory:
+            algorithm.token_statistics(f, unmasked, settings)
+    assert budget / 4 < memory.peak <= budget

@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from lm_polygraph_asmi.core.maths import sample_head_masks
-from lm_polygraph_asmi.core.model import structure_of
-from lm_polygraph_asmi.core.model.choice import passes_to_try
-from lm_polygraph_asmi.core.model.devices import execution_device
+from lm_polygraph_asmi.core.model import choice, devices, rounding, structure_of
 from lm_polygraph_asmi.core.model.readout import wide_product
-from lm_polygraph_asmi.core.model.rounding import limit, variation
 from tests.families import (
     DECODERS,
     FAMILIES,
@@ -78,24 +75,26 @@ def test_masked_passes_equal_full_passes(name, attention, dtype, scope, device):
     model = model.to(device)
     for (ids, prompt), on_processor, nats in zip(texts, truths, most, strict=True):
         how = model, ids.to(device), prompt
-        slow = on_processor
-        if device.type != "cpu":
-            slow = full_passes(decoder, *how, scope).cpu()
-            nats = max(nats, allowed(model, how[1])) if nats else 0
+        there = device.type != "cpu"
+        slow = full_passes(decoder, *how, scope).cpu() if there else on_processor
+        nats = max(nats, allowed(model, how[1])) if nats and there else nats
         with unchecked() if exact else nullcontext():
             fast = subnetwork_log_probs(*how, decoder.layer, masks(), scope=scope).cpu()
-        assert fast.shape == (len(masks()), len(ids) - prompt, slow.shape[-1])
-        assert fast.dtype == torch.float32
+        assert (fast.shape, fast.dtype) == (slow.shape, torch.float32)
         for expected in (slow, on_processor):
             if nats:
                 torch.testing.assert_close(fast, expected, atol=nats, rtol=0)
             elif exact:
                 assert apart(fast, expected) < 1e-4
             else:
-                assert variation(fast.flatten(0, 1), expected.flatten(0, 1)) < limit(dtype)
+                assert rounding.variation(
+                    fast.flatten(0, 1), expected.flatten(0, 1)
+                ) < rounding.limit(dtype)
         # The test could not fail if masking changed nothing.
-        assert apart(slow, slow[:1].expand_as(slow)) > (1e-3 if exact else 2 * limit(dtype))
-    way = of_model(passes_to_try, model, decoder.layer, scope).first
+        assert apart(slow, slow[:1].expand_as(slow)) > (
+            1e-3 if exact else 2 * rounding.limit(dtype)
+        )
+    way = of_model(choice.passes_to_try, model, decoder.layer, scope).first
     assert way == structure_of(model).passes[scope]
 
 
@@ -136,10 +135,8 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(device, caplog):
         "llama", hidden_size=512, intermediate_size=1024, num_attention_heads=16,
         num_key_value_heads=4, max_position_embeddings=512,
     ).to(device)  # fmt: skip
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:  # states as large as those of the tiny model
-                parameter.mul_(0.25)
+    weights = model.state_dict().items()  # made for states as large as those of the tiny model
+    model.load_state_dict({name: w * 0.25 if w.ndim > 1 else w for name, w in weights})
     # So many masks that a third of them outweighs the other passes.
     drawn = sample_head_masks(48, 16, 0.4, torch.Generator().manual_seed(0))
 
@@ -163,8 +160,10 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(device, caplog):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     assert "continues in chunks of" in caplog.text
-    assert variation(in_pieces.flatten(0, 1), whole.flatten(0, 1)) < limit(torch.float32)
-    assert apart(whole, whole[:1].expand_as(whole)) > 4 * limit(torch.float32)
+    assert rounding.variation(in_pieces.flatten(0, 1), whole.flatten(0, 1)) < rounding.limit(
+        torch.float32
+    )
+    assert apart(whole, whole[:1].expand_as(whole)) > 4 * rounding.limit(torch.float32)
 
 
 TIED = [("gemma3-mixed", PARTS[2]), ("gpt2", PARTS[2])]  # it stays with the embedding
@@ -187,12 +186,11 @@ def test_parts_of_a_model_elsewhere(name, which, device, tmp_path):
     most = allowed(model, IDS)
     if which == "memory":
         model = accelerate.cpu_offload(model, device)
-        assert model.device.type == "meta"
-        assert execution_device(model.get_input_embeddings()).type == device.type
     else:
         model = on_disk(name, which, tmp_path, device)
-        meta = {parameter.is_meta for parameter in model.parameters()}
-        assert meta == ({True} if which == "everything" else {False, True})
+    meta = {parameter.is_meta for parameter in model.parameters()}
+    assert meta == ({True} if which in ("memory", "everything") else {False, True})
+    assert devices.execution_device(model.get_input_embeddings()).type == device.type
     most = max(most, allowed(model, IDS.to(device)))  # and tied weights move at the first call
     before = state(model)
     found = scores(model, IDS.to(device))

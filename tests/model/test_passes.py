@@ -3,8 +3,11 @@
 What they compute is compared with full passes, family by family, in test_on_device.py.
 """
 
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
 
 from lm_polygraph_asmi.config import SCOPES
 from tests.families import (
@@ -20,25 +23,30 @@ from tests.families import (
 from tests.rounding import allowed
 
 
-@pytest.mark.parametrize("before", [False, True])
+def late(hidden):
+    """At positions that the first text, which is the one that is checked, does not have."""
+    return torch.cat([hidden[:, :18], hidden[:, 18:] + 2], dim=1)
+
+
+def before(layers):
+    layers[3].register_forward_pre_hook(lambda _, args: (late(args[0]),))
+
+
+def behind(layers):
+    """Steering of heads, layers and their outputs."""
+    attention = layers[2].self_attn
+    attention.register_forward_hook(lambda *call: (call[-1][0] + 0.3, *call[-1][1:]))
+    attention.o_proj.register_forward_hook(lambda *call: call[-1] * 1.1)
+    layers[2].register_forward_hook(lambda *call: late(call[-1]))
+
+
+@pytest.mark.parametrize("steer", [before, behind])
 @pytest.mark.parametrize("scope", SCOPES)
-def test_hooks_of_others_are_part_of_the_model(scope, before):
-    """Steering of heads, layers and their outputs, some of it at positions that the first text,
-    which is the one that is checked, does not have: scored as the brute force finds it."""
-
-    def late(hidden):
-        return torch.cat([hidden[:, :18], hidden[:, 18:] + 2], dim=1)
-
-    model = tiny_model("llama")
-    texts = sequence(18, seed=18), sequence(21, seed=21)
+def test_hooks_of_others_are_part_of_the_model(scope, steer):
+    """Scored as the brute force finds it."""
+    model, texts = tiny_model("llama"), (sequence(18, seed=18), sequence(21, seed=21))
     most = allowed(model, texts[1])  # before the hooks, to which a cache is no sequence
-    layer = model.model.layers[2]
-    if before:
-        model.model.layers[3].register_forward_pre_hook(lambda _, args: (late(args[0]),))
-    else:
-        layer.self_attn.register_forward_hook(lambda *call: (call[-1][0] + 0.3, *call[-1][1:]))
-        layer.self_attn.o_proj.register_forward_hook(lambda *call: call[-1] * 1.1)
-        layer.register_forward_hook(lambda *call: late(call[-1]))
+    steer(model.model.layers)
     for prompt, ids in zip((12, 14), texts, strict=True):
         fast = subnetwork_log_probs(model, ids, prompt, 2, masks(), scope=scope)
         slow = full_passes(FAMILIES["llama"], model, ids, prompt, scope)
@@ -67,16 +75,16 @@ def test_modules_compiled_in_place_are_run_as_written():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"input_ids": torch.ones(1, 17).long()}, r"one unpadded sequence.*got \(1, 17\)"),
-        ({"prompt_length": 17}, "response is empty"),
-        ({"prompt_length": 0}, "prompt must have at least one token"),
-        ({"input_ids": torch.ones(129).long()}, r"129 tokens long.*context window of 128"),
-        ({"input_ids": torch.full((17,), 61)}, r"token ids must lie in \[0, 60\]"),
-        ({"layer": -1}, r"layer must be in \[0, 3\].*got -1"),
-        ({"layer": 4}, r"layer must be in \[0, 3\].*got 4"),
-        ({"masks": torch.ones(3, 2)}, r"shape \(S, H = 4\).*got \(3, 2\)"),
-        ({"masks": torch.ones(0, 4)}, r"masks must have shape"),
-        ({"masks": torch.full((3, 4), 0.5)}, r"only 1 \(keep\) and 0 \(mask\)"),
+        ({"input_ids": torch.ones(1, 17).long()}, r"input_ids .*\(1, 17\)"),
+        ({"prompt_length": 17}, "response"),
+        ({"prompt_length": 0}, "prompt"),
+        ({"input_ids": torch.ones(129).long()}, "window of 128"),
+        ({"input_ids": torch.full((17,), 61)}, r"token ids .*60"),
+        ({"layer": -1}, "layer .*got -1"),
+        ({"layer": 4}, "layer .*got 4"),
+        ({"masks": torch.ones(3, 2)}, r"masks .*\(3, 2\)"),
+        ({"masks": torch.ones(0, 4)}, r"masks"),
+        ({"masks": torch.full((3, 4), 0.5)}, "masks"),
     ],
     ids=str,
 )
@@ -86,10 +94,22 @@ def test_refusals(llama, given, said):
         subnetwork_log_probs(llama, **usual | given)
 
 
-def test_non_finite_logits_of_one_text():
-    model = tiny_model("llama")
+def not_finite(value, model):
+    nn.init.constant_(model.model.embed_tokens.weight, value)
+
+
+def late_nan(model):
+    """With one text, not with that of the first short pass."""
     model.model.layers[3].register_forward_hook(
         lambda *call: call[-1] * (float("nan") if call[-1].shape[1] == 16 else 1)
     )
-    with pytest.raises(FloatingPointError, match=r"LlamaForCausalLM.*no distribution: NaN"):
+
+
+@pytest.mark.parametrize(
+    "spoil", [partial(not_finite, float("nan")), partial(not_finite, float("inf")), late_nan]
+)
+def test_logits_that_are_no_distribution_are_refused(spoil):
+    model = tiny_model("llama")
+    spoil(model)
+    with pytest.raises(FloatingPointError, match=r"LlamaForCausalLM.* check its weights"):
         subnetwork_log_probs(model, IDS, PROMPT, 2, masks())

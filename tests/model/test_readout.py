@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import nn
 
 from lm_polygraph_asmi.core.identity import model_key
-from lm_polygraph_asmi.core.model import check, masked_model, model_state, plain_model
-from lm_polygraph_asmi.core.model.readout import readout, unembedding
+from lm_polygraph_asmi.core.model import check, model_state, plain_model, readout, unembedding
 from tests.families import (
     IDS,
     PROMPT,
@@ -27,7 +27,7 @@ def test_a_logit_scale_that_is_ignored_is_seen_in_16_bits(dtype, monkeypatch):
     subnetwork_log_probs(model, IDS, PROMPT, 1, masks())  # as it is, it is scored
     direct = check.readout
     monkeypatch.setattr(check, "readout", lambda *a, **k: (direct(*a, **k) / 0.9).log_softmax(-1))
-    with pytest.raises(RuntimeError, match=r"final states do not give .* Nothing was scored"):
+    with pytest.raises(RuntimeError, match="final states do not give"):
         subnetwork_log_probs(other, IDS, PROMPT, 1, masks())
 
 
@@ -41,22 +41,19 @@ def test_an_unembedding_whose_own_forward_was_replaced_is_called_as_it_is(dtype)
     torch.testing.assert_close(found[0], logits.float().log_softmax(-1), atol=1e-4, rtol=0)
 
 
-def test_the_unembedding_of_16_bits_is_read_out_in_32():
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_unembedding_of_16_bits_is_read_out_in_32(wrapped):
     """With its bias; also if accelerate has wrapped it."""
-    hooks = pytest.importorskip("accelerate.hooks")
-    model, wrapped = (tiny_model("llama").to(torch.bfloat16) for _ in range(2))
-    for head in (model.lm_head, wrapped.lm_head):
-        head.bias = nn.Parameter(torch.arange(61).bfloat16() / 8)
-    hooks.add_hook_to_module(wrapped.lm_head, hooks.ModelHook())
+    model = tiny_model("llama").to(torch.bfloat16)
+    head = model.lm_head
+    head.bias = nn.Parameter(torch.arange(61).bfloat16() / 8)
+    if wrapped:
+        add_hook_to_module(head, ModelHook())
     hidden = torch.randn(5, 3, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
-    logits = hidden.double() @ model.lm_head.weight.double().T + model.lm_head.bias.double()
-    expected = logits.log_softmax(-1)
-    with masked_model(model) as f, masked_model(wrapped) as other:
-        found = readout(f, hidden)
-        assert torch.equal(found, readout(other, hidden))
-        rounded = model.lm_head(hidden).float().log_softmax(-1)
+    exact = (hidden.double() @ head.weight.double().T + head.bias.double()).log_softmax(-1)
+    found, rounded = of_model(readout, model, hidden), head(hidden).float().log_softmax(-1)
     assert found.dtype == torch.float32
-    assert (found - expected).abs().max() < 1e-5 < 1e-3 < (rounded - expected).abs().max()
+    assert (found - exact).abs().max() < 1e-5 < 1e-3 < (rounded - exact).abs().max()
 
 
 def lora(**settings: object) -> nn.Module:
@@ -70,10 +67,9 @@ def lora(**settings: object) -> nn.Module:
 
 def test_the_scaling_of_an_adapter_counts():
     whole = lora(lora_alpha=4)
-    weak, strong = plain_model(whole), plain_model(lora(lora_alpha=32))
+    weak, strong, same = map(plain_model, (whole, lora(lora_alpha=32), lora(lora_alpha=4)))
     before, key = model_state(weak), model_key(weak)
-    assert key != model_key(strong)
-    assert key == model_key(plain_model(lora(lora_alpha=4)))
+    assert model_key(strong) != key == model_key(same)
     with whole.disable_adapter():
         assert model_state(weak) != before
         assert model_key(weak) != key

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm_polygraph_asmi.core.model import masked_model, response_embeddings, responses
-from tests.families import DECODERS, FAMILIES, Decoder, sequence, tiny_model
+from lm_polygraph_asmi.core.model import response_embeddings, responses
+from tests.families import DECODERS, FAMILIES, Decoder, of_model, sequence, tiny_model
 
 
 def separate(decoder: Decoder, model: nn.Module, prompt: Tensor, answers: list) -> Tensor:
@@ -39,40 +39,39 @@ def test_embeddings_equal_separate_passes(name):
     model, most = decoder.make(), 1e-5 if known else 1e-4
     model = model.double() if known else model
     ids, answers = sequence(11), [[5], [7, 9, 11, 13, 15, 17, 19], [4, 4], [7, 9], [], [5]]
-    with masked_model(model) as f:
-        found = response_embeddings(f, ids, answers)
+    found = of_model(response_embeddings, model, ids, answers)
     expected = separate(decoder, model, ids, answers).double()
     torch.testing.assert_close(found.double(), expected, atol=most, rtol=most)
 
 
 @pytest.mark.parametrize("first", [5, 9])
+@pytest.mark.parametrize("answers", [[[7, 8], [9]], [[9], [7, 8]]])
 def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(
-    monkeypatch, caplog, first
+    monkeypatch, caplog, first, answers
 ):
-    """At once, or for a longer prompt than the first; nor later, for the same."""
+    """Of the longest answer alone: at once, or for a longer prompt than the first; nor later, for
+    the same."""
     model, after_one_prompt = tiny_model("llama"), responses._after_one_prompt
 
-    def run_wrong(model, layer, prompt, *rest):
-        return after_one_prompt(model, layer, prompt, *rest) + 0.3 * (len(prompt) > 5)
+    def run_wrong(model, layer, prompt, ids):
+        wrong = [0.3 * (len(answer) > 1 and len(prompt) > 5) for answer in ids]
+        return after_one_prompt(model, layer, prompt, ids) + torch.tensor(wrong)[:, None]
 
     monkeypatch.setattr(responses, "_after_one_prompt", run_wrong)
     for length in (first, 40, 40):
-        ids, answers = sequence(length), [[7, 8], [9]]
-        with masked_model(model) as f:
-            found = response_embeddings(f, ids, answers)
-        expected = separate(FAMILIES["llama"], model, ids, answers)
+        found = of_model(response_embeddings, model, sequence(length), answers)
+        expected = separate(FAMILIES["llama"], model, sequence(length), answers)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     assert caplog.text.count("times the work") == 1
 
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_several_streams_of_states_have_no_embedding(name):
-    model = DECODERS[name].make()
-    with pytest.raises(ValueError, match="no single embedding"), masked_model(model) as f:
-        response_embeddings(f, sequence(11), [[4], [5, 6]])
+    model, answers = DECODERS[name].make(), [[4], [5, 6]]
+    with pytest.raises(ValueError, match="no single embedding"):
+        of_model(response_embeddings, model, sequence(11), answers)
 
 
 def test_a_single_layer_has_no_embeddings():
-    model = tiny_model("gpt2", n_layer=1)
-    with pytest.raises(ValueError, match="at least two layers"), masked_model(model) as f:
-        response_embeddings(f, sequence(3), [[4]])
+    with pytest.raises(ValueError, match="two layers"):
+        of_model(response_embeddings, tiny_model("gpt2", n_layer=1), sequence(3), [[4]])

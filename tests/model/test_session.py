@@ -3,6 +3,7 @@
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -13,12 +14,12 @@ from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.model import (
     attention_of,
     choice,
-    masked_model,
     model_lock,
+    response_embeddings,
     scoring_session,
+    session,
     start,
 )
-from lm_polygraph_asmi.core.model.responses import response_embeddings
 from tests.families import masks, of_model, sequence, subnetwork_log_probs, tiny_class, tiny_model
 
 IDS = sequence(14)
@@ -53,16 +54,27 @@ def test_a_model_is_left_as_found(failing, monkeypatch):
             raise RuntimeError("half way")
         return own(mlp, *given)
 
-    def embed() -> None:
-        with masked_model(model) as f:
-            response_embeddings(f, IDS[:3], [[4]])
-
+    embed = partial(of_model, response_embeddings, model, IDS[:3], [[4]])
     monkeypatch.setattr(kind, "forward", fail)
-    for run, runs in (lambda: score(model, attention="sdpa"), (0, 3)), (embed, (0,)):
+    for run, runs in ((partial(score, model, attention="sdpa"), (0, 3)), (embed, (0,))):
         raised = pytest.raises(RuntimeError, match="half way") if failing in runs else nullcontext()
         with raised:
             run()
         assert found_in(model) == before
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_change_inside_a_session_is_an_error_and_the_cause_of_others(failing):
+    model = tiny_model("llama")
+
+    def run() -> None:
+        with scoring_session(model):
+            model.lm_head.weight.mul_(1.01)
+            assert not failing, "by chance"
+
+    with pytest.raises(session.ModelChanged, match="weights") as raised:
+        run()
+    assert isinstance(raised.value.__cause__, AssertionError) == failing
 
 
 def test_model_objects_that_share_modules_share_the_lock():
@@ -87,13 +99,9 @@ def test_threads_wait_for_one_another():
     model = tiny_model("llama")
     how = [{"scope": scope, "attention": a} for scope in SCOPES for a in ("eager", "sdpa")]
     expected = [score(model, **h) for h in how]
-
-    def work(which: int) -> list[bool]:
-        turns = [(which + turn) % len(how) for turn in range(4)]
-        return [torch.equal(score(model, **how[at]), expected[at]) for at in turns]
-
     with ThreadPoolExecutor(3) as threads:
-        assert [*threads.map(work, range(3))] == [[True] * 4] * 3
+        found = [*threads.map(lambda turn: score(model, **how[turn % 4]), range(12))]
+    assert [torch.equal(of, expected[turn % 4]) for turn, of in enumerate(found)] == [True] * 12
     assert attention_of(model) == "eager"
 
 
@@ -110,20 +118,19 @@ def test_in_the_middle_of_a_masked_pass_other_threads_run_the_plain_model(scope,
     monkeypatch.setattr(start, "by_head", interrupted)
     score(model, scope=scope)
     assert seen
-    for logits in seen:
-        torch.testing.assert_close(logits, plain, atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen, [plain] * len(seen), atol=1e-5, rtol=0)
     assert of_model(choice.passes_in_use, model, scope) == [next(iter(choice.PASSES[scope]))]
 
 
 def test_a_vision_part_keeps_its_attention():
     model = tiny_class("Gemma3ForConditionalGeneration")
     model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
-    vision, text = model.config.vision_config, model.config.text_config
+    vision, _ = parts = model.config.vision_config, model.config.text_config
     for of_vision in ("sdpa", "eager", "eager"):  # the last switch goes without transformers
         vision._attn_implementation_internal = of_vision
         with scoring_session(model, "sdpa"):
-            assert (vision._attn_implementation, text._attn_implementation) == (of_vision, "sdpa")
-        assert (vision._attn_implementation, text._attn_implementation) == (of_vision, "eager")
+            assert [part._attn_implementation for part in parts] == [of_vision, "sdpa"]
+        assert [part._attn_implementation for part in parts] == [of_vision, "eager"]
 
 
 def test_sessions_may_be_nested():

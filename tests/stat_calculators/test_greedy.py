@@ -1,6 +1,7 @@
 """Answers of a finished run, scored again."""
 
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -55,20 +56,30 @@ def test_answers_that_are_not_there(finished, model, tmp_path):
         SavedAnswersCalculator(finished[0])({}, ["Is it blue?"], model)
 
 
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_prompt_of_another_length_than_in_the_run(finished, model, more):
+    (folder, rows), file = finished, finished[0] / "ue_manager_seed1"
+    first, second = (len(row["input_tokens"][0]) for row in rows)
+    content = torch.load(file, weights_only=False)
+    content["stats"]["asmi_prompt_length"] = [first, second + more]
+    torch.save(content, file)
+    calculator = SavedAnswersCalculator(folder)
+    assert calculator({}, TEXTS[:1], model)["greedy_texts"] == rows[0]["greedy_texts"]
+    with pytest.raises(ValueError, match=f"{second + more} tokens"):
+        calculator({}, TEXTS[1:], model)
+
+
 @pytest.mark.parametrize(("saved", "same"), [("other", False), ("tiny", True), (".", False)])
 def test_answers_of_another_model(finished, model, monkeypatch, saved, same):
     """A folder may hold other weights than it did."""
-    folder, _ = finished
+    folder, rows = finished
     monkeypatch.chdir(folder)
     manifest = {"model": {"path": saved, "revision": "sha256:then"}, "rows": {"clusters": []}}
     write_manifest(manifest, folder / "ue_manager_seed1")
     monkeypatch.setattr(model, "model_path", "." if saved == "." else "tiny")
-    calculator = SavedAnswersCalculator(folder)
-    if same:
-        assert calculator({}, TEXTS, model)["greedy_tokens"]
-        return
-    with pytest.raises(ValueError, match=f"those of {re.escape(saved)}"):
-        calculator({}, TEXTS, model)
+    with nullcontext() if same else pytest.raises(ValueError, match=f"of {re.escape(saved)}"):
+        found = SavedAnswersCalculator(folder)({}, TEXTS[:1], model)
+        assert found["greedy_tokens"] == rows[0]["greedy_tokens"]
 
 
 def test_the_builder_of_either(finished, model):

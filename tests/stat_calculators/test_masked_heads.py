@@ -2,16 +2,20 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
+from random import Random
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
-from lm_polygraph_asmi.config import MASK_SAMPLERS, SCOPES, ASMIConfig
+from lm_polygraph_asmi.config import SCOPES, ASMIConfig
 from lm_polygraph_asmi.core import maths
 from lm_polygraph_asmi.core.engine import Engine
+from lm_polygraph_asmi.core.maths import example_seed
 from lm_polygraph_asmi.core.model import unembedding
 from lm_polygraph_asmi.results.names import MASKED_HEADS
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
@@ -40,28 +44,34 @@ def of_row(stats, row=0, depth=0.6):
     return {name: values[row] for name, values in stats.items()} | stats["asmi"][row][depth]
 
 
-@pytest.mark.parametrize(("sampler", "budget"), [*zip(MASK_SAMPLERS, (None, 1), strict=True)])
 @pytest.mark.parametrize("scope", SCOPES)
-def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
+@pytest.mark.parametrize(
+    ("sampler", "seeded_by", "budget"), [("bernoulli", "answer", None), ("balanced", "prompt", 1)]
+)
+def test_statistics_follow_from_the_masks_and_their_log_probs(
+    model, scope, sampler, seeded_by, budget
+):
     calculator = MaskedHeadsCalculator(
-        top_k=8, details=True, scope=scope, mask_sampler=sampler, memory_budget=budget
-    )
+        top_k=8, details=True, scope=scope, mask_sampler=sampler, seeded_by=seeded_by,
+        memory_budget=budget,
+    )  # fmt: skip
     stats = greedy(model, TEXTS[:1])
     found = of_row(calculator(stats, TEXTS[:1], model))
-    prompt = model.tokenize(TEXTS[:1])["input_ids"][0]
-    response = torch.tensor(stats["greedy_tokens"][0])
-    masks = torch.from_numpy(found["masks"]).float()
-    assert masks.shape == (47, 4)
-    masked = (1 - masks).sum(0).tolist()
-    assert (set(masked) <= {4, 5}) == (sampler == "balanced")  # 0.09 * 47 = 4.23
-    how = model.model, torch.cat([prompt, response]), len(prompt), 2
+    prompt, response = model.tokenize(TEXTS[:1])["input_ids"][0], stats["greedy_tokens"][0]
+    ids = torch.tensor([*prompt, *response])
+    seed = example_seed(0, [2, *(ids if seeded_by == "answer" else prompt).tolist()])
+    masks = maths.sample_head_masks(47, 4, 0.09, torch.Generator().manual_seed(seed), sampler)
+    how = model.model, ids, len(prompt), 2
     log_probs = subnetwork_log_probs(*how, masks, scope=scope)
-    weight = of_model(unembedding, model.model)
-    support = maths.union_support(log_probs, 8)
-    expected = maths.disagreement(support)
     own = subnetwork_log_probs(*how, torch.ones(2, 4))[0].double()  # unmasked
-    top = log_probs.double().exp().mean(0).topk(8).indices
+    weight, support = of_model(unembedding, model.model), maths.union_support(log_probs, 8)
+    expected = maths.disagreement(support)
+    top, chosen = log_probs.double().exp().mean(0).topk(8).indices, range(len(response))
     for name, value in {
+        "masks": masks,
+        "mask_seed": seed,
+        "asmi_tokens": response,
+        "asmi_prompt_length": len(prompt),
         "mi": maths.mutual_information(log_probs, 8),
         "agreement": maths.semantic_agreement(log_probs, weight, 8),
         "entropy_of_mean": expected.entropy_of_mean,
@@ -71,17 +81,35 @@ def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
         "top_token": log_probs.argmax(-1),
         "kl": expected.divergence_from_mean,
         "asmi_entropy": -(own.exp() * own).sum(-1),
-        "asmi_log_likelihood": own.gather(-1, response[:, None])[:, 0],
-        "masked_log_likelihood": log_probs[:, range(len(response)), response],
+        "asmi_log_likelihood": own[chosen, response],
+        "masked_log_likelihood": log_probs[:, chosen, response],
         "candidates": top,
         "candidate_cosines": maths.cosines(weight[top]),
     }.items():
         np.testing.assert_allclose(found[name], value, atol=2e-5, err_msg=name)
-    # Neither side of the comparison is trivial.
-    assert found["mi"].min() > 1e-3
-    assert found["asmi_tokens"].tolist() == response.tolist()
-    assert found["asmi_prompt_length"] == len(prompt)
-    assert found["asmi_seconds"] > 0
+    assert found["mi"].min() > 1e-3  # neither side of the comparison is trivial
+
+
+def written(model, prompt, responses):
+    """Of several responses that which the model would write, one token after the other."""
+    left, place = responses, 0
+    while place < min(map(len, left)):
+        logits = model(torch.tensor([*prompt, *left[0][:place]])[None]).logits[0, -1]
+        best = max((ids[place] for ids in left), key=logits.__getitem__)
+        left, place = [ids for ids in left if ids[place] == best], place + 1
+    return min(left, key=len)
+
+
+def test_of_several_ends_that_which_the_model_would_write_is_scored(model):
+    """Of all answers of up to three tokens from two, in any order; some begin with others."""
+    answers = [[*ids] for length in (1, 2, 3) for ids in product((7, 8), repeat=length)]
+    engine, prompt, chosen = Engine(), torch.tensor([1, 5, 6]), []
+    for number in range(2, 14):
+        ends = Random(number).sample(answers, number)
+        found = engine.read(model.model, prompt, *ends)["tokens"].tolist()
+        assert found == written(model.model, prompt, ends), ends
+        chosen.append(ends.index(found) + len(found))
+    assert len(set(chosen)) > 3
 
 
 @pytest.mark.parametrize("details", [False, True])
@@ -109,10 +137,9 @@ def test_every_listed_statistic_is_written_and_no_other(model, details):
 def test_batch_mates_order_and_padding_change_nothing(model, monkeypatch):
     """Prompts of different lengths: in a batch the host pads them on the left."""
     together, reverse = run(model, TEXTS), run(model, TEXTS[::-1])
-    with monkeypatch.context() as patch:
-        patch.setattr(model.tokenizer, "padding_side", "right")
-        padded = model.tokenize(TEXTS)["input_ids"].tolist()
-        right = run(model, TEXTS, greedy_tokens=together["asmi_tokens"], input_tokens=padded)
+    monkeypatch.setattr(model.tokenizer, "padding_side", "right")
+    padded = model.tokenize(TEXTS)["input_ids"].tolist()
+    right = run(model, TEXTS, greedy_tokens=together["asmi_tokens"], input_tokens=padded)
     for row, text in enumerate(TEXTS):
         alone = of_row(run(model, [text]))
         for found in (of_row(together, row), of_row(reverse, 2 - row), of_row(right, row)):
@@ -135,17 +162,15 @@ def test_padding_behind_an_end_is_no_answer(pad_is_eos):
     together = MaskedHeadsCalculator()(stats, TEXTS[:1] * 4, model)
     assert [tokens.tolist() for tokens in together["asmi_tokens"]] == [*rows, longer]
     assert together["asmi_closing"] == [True, True, True, False]
-    alone = MaskedHeadsCalculator()({"greedy_tokens": [answer]}, TEXTS[:1], model)
-    np.testing.assert_array_equal(together["asmi"][0][0.6]["mi"], alone["asmi"][0][0.6]["mi"])
 
 
 @pytest.mark.parametrize(
     ("stats", "said"),
     [
-        ({}, "'greedy_tokens' is missing"),
-        ({"greedy_tokens": [[]]}, "response is empty"),
-        ({"greedy_tokens": [[7] * 256]}, "context window of 256"),
-        ({"greedy_tokens": [[7]], "input_tokens": [[4, 4, 4]]}, "other token ids alone than in"),
+        ({}, "greedy_tokens"),
+        ({"greedy_tokens": [[]]}, "empty"),
+        ({"greedy_tokens": [[7] * 256]}, "window of 256"),
+        ({"greedy_tokens": [[7]], "input_tokens": [[4, 4, 4]]}, "other token ids"),
     ],
 )
 def test_statistics_that_are_refused(model, stats, said):
@@ -153,45 +178,57 @@ def test_statistics_that_are_refused(model, stats, said):
         MaskedHeadsCalculator()(stats, TEXTS[:1], model)
 
 
-@pytest.mark.parametrize(("depths", "word"), [([0.6, 1.0], "depth"), ([], "at least one")])
-def test_depths_that_are_refused(depths, word):
-    with pytest.raises(ValueError, match=word):
-        MaskedHeadsCalculator(depths=depths)
-
-
 def sampling():
-    model = whitebox()
-    model.generation_parameters.do_sample = True
+    (model := whitebox()).generation_parameters.do_sample = True
     return model
 
 
+def loaded(make, **settings):
+    return load_stat_calculator(settings, SimpleNamespace(model=make()))
+
+
 @pytest.mark.parametrize(
-    ("make", "settings", "error", "message"),
+    ("make", "error", "word"),
     [
-        *((partial(SimpleNamespace, model_type=kind, model=None), {}, TypeError,
-           f"model of type {kind}") for kind in ("Seq2SeqLM", "Blackbox")),
-        (partial(whitebox, "gemma2-softcap"), {"attention": "sdpa"}, ValueError,
-         "set the option `attention` to null"),
-        (sampling, {}, ValueError, "would sample the greedy answers"),
+        (partial(MaskedHeadsCalculator, depths=[0.6, 1.0]), ValueError, "depth"),
+        (partial(MaskedHeadsCalculator, depths=[]), ValueError, "at least one"),
+        *((partial(loaded, partial(SimpleNamespace, model_type=kind, model=None)), TypeError, kind)
+          for kind in ("Seq2SeqLM", "Blackbox")),
+        (partial(loaded, partial(whitebox, "gemma2-softcap"), attention="sdpa"), ValueError,
+         "attention"),
+        (partial(loaded, sampling), ValueError, "sample"),
     ],
 )  # fmt: skip
-def test_models_that_cannot_be_scored_are_refused_at_once(make, settings, error, message):
-    with pytest.raises(error, match=message):
-        load_stat_calculator(settings, SimpleNamespace(model=make()))
+def test_what_cannot_be_scored_is_refused_at_once(make, error, word):
+    with pytest.raises(error, match=word):
+        make()
 
 
-@pytest.mark.parametrize(
-    "changed", [{}, {"top_k": 8}, {"seed": 1}, {"details": True}, {"attention": "sdpa"}]
-)
-def test_what_the_cache_holds_is_not_scored_again(model, tmp_path, changed):
-    stats = greedy(model, TEXTS[:1])
-    MaskedHeadsCalculator(result_cache=str(tmp_path), seed=2)(stats, TEXTS[:1], model)
-    calculator = MaskedHeadsCalculator(**changed, result_cache=str(tmp_path))
+def test_what_the_cache_holds_is_not_scored_again(model, tmp_path):
+    stats, calculator = greedy(model, TEXTS[:1]), MaskedHeadsCalculator(result_cache=tmp_path)
     for scored in (model, whitebox("llama-tied")):
         first, again = (calculator(stats, TEXTS[:1], scored) for _ in range(2))
         reused = [found.pop("asmi_reused_depths") for found in (first, again)]
         assert reused == [[0], [1]]
         np.testing.assert_equal(again, first)  # the seconds are those of the scoring
+
+
+def test_all_that_statistics_depend_on_is_in_their_key(model):
+    store = Mock(get=Mock(side_effect=LookupError))
+    x, y = torch.tensor([1, 5, 6]), [7, 8]
+    asked = [
+        *(((x, y), changed) for changed in (
+            {}, {"depth": 0.3}, {"top_k": 8}, {"num_masks": 9}, {"mask_rate": 0.2}, {"seed": 1},
+            {"mask_sampler": "balanced"}, {"scope": "response"}, {"seeded_by": "prompt"},
+            {"attention": "sdpa"}, {"compile": True}, {"details": True},
+        )),
+        ((x[:2], [6, *y]), {}), ((x, [7, 9]), {}), ((x, y, [7, 8, 9]), {}), ((x, [7, 8, 9], y), {}),
+    ]  # fmt: skip
+    for given, changed in asked:
+        with pytest.raises(LookupError):
+            Engine(store=store, **changed).score(model.model, *given)
+    keys = [str(call.args[0]) for call in store.get.call_args_list]
+    assert len(set(keys)) == len(keys) == len(asked)
 
 
 def test_seconds_are_those_of_the_unmasked_pass_and_of_each_depth(model):
@@ -205,5 +242,4 @@ def test_control_tokens_of_a_data_set_are_named_once(model, caplog):
     for texts in (["Who?"], ["Where?", "Who </s> built it?"], ["And </s>?"]):
         run(model, texts, calculator)
     (record,) = [record for record in caplog.records if "control token" in record.message]
-    assert "'</s>' at character 4" in record.message
-    assert "'Who </s> built it?'" in record.message
+    assert record.args == ("</s>", 4, "Who </s> built it?")

@@ -13,28 +13,37 @@ NOISE = np.random.default_rng(0)
 COLUMNS = [NOISE.normal(size=40), NOISE.integers(0, 4, 40), NOISE.exponential(size=40)]
 
 
+def rho(one, other):
+    return spearmanr(one, other).statistic
+
+
+def interval(statistic, *columns):
+    """A statistic of columns, and its interval over resamples of their rows."""
+    rows = [np.repeat(np.arange(40), counts) for counts in np.concatenate([*ROWS.draws()])]
+    drawn = [statistic(*(column[own] for column in columns)) for own in rows]
+    low, high = np.percentile(drawn, percentiles(8))
+    return pytest.approx((statistic(*columns), low, high))
+
+
 def test_a_coupling_holds_the_correlations_and_their_intervals():
+    def difference(information, entropy, z):
+        return rho(information, z) - rho(entropy, z)
+
     information, entropy, z = COLUMNS
-    found = criticality_coupling(information, entropy, z, ROWS)
-    assert found.information.value == pytest.approx(spearmanr(information, z).statistic)
-    assert found.entropy.value == pytest.approx(spearmanr(entropy, z).statistic)
-    draws = [np.repeat(np.arange(40), c) for c in np.concatenate([*ROWS.draws()])]
-    ours, theirs = (
-        np.array([spearmanr(column[rows], z[rows]).statistic for rows in draws])
-        for column in (information, entropy)
-    )
-    for part, drawn in ((found.information, ours), (found.difference, ours - theirs)):
-        assert [part.low, part.high] == pytest.approx(np.percentile(drawn, percentiles(8)))
+    assert criticality_coupling(*COLUMNS, ROWS) == (
+        interval(rho, information, z), interval(rho, entropy, z), interval(difference, *COLUMNS)
+    )  # fmt: skip
 
 
 def test_sharpening_is_the_difference_on_the_same_tokens():
+    def difference(information, z, deep):
+        return rho(deep, z) - rho(information, z)
+
     information, _, z = COLUMNS
-    deep = information, information + 0.1 * z
-    found = sharpening((information, z), deep, ROWS)
-    both = [spearmanr(*pair).statistic for pair in (deep, (information, z))]
-    assert found.value == pytest.approx(both[0] - both[1])
+    deep = information + 0.1 * z
+    found = sharpening((information, z), (deep, z), ROWS)
+    assert found == interval(difference, information, z, deep)
     assert found.low > 0
-    assert sharpening(deep, deep, ROWS) == pytest.approx((0, 0, 0))
 
 
 def test_the_high_stratum_is_the_top_decile():
@@ -46,12 +55,12 @@ def test_the_high_stratum_is_the_top_decile():
 
 
 def test_what_is_constant_or_one_example_has_no_interval():
-    information, entropy, z = COLUMNS
-    found = criticality_coupling(np.ones(40), entropy, z, ROWS)
+    information, *others = COLUMNS
+    found = criticality_coupling(np.ones(40), *others, ROWS)
     assert np.isnan(found.information).all()
     assert np.isfinite(found.entropy).all()
-    with pytest.raises(ValueError, match="information has 39 values"):
-        criticality_coupling(information[:-1], entropy, z, ROWS)
-    one = criticality_coupling(information, entropy, z, Clustered(["same"] * 40))
+    with pytest.raises(ValueError, match="information has 39"):
+        criticality_coupling(information[:-1], *others, ROWS)
+    one = criticality_coupling(*COLUMNS, Clustered(["same"] * 40))
     assert np.isfinite(one.information.value)
     assert np.isnan([one.information.low, one.difference.high]).all()

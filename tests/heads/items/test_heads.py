@@ -5,13 +5,17 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import spearmanr
 
 from lm_polygraph_asmi.analysis import Clustered
 from lm_polygraph_asmi.estimators.base import at_depth
-from lm_polygraph_asmi.heads.analysis import criticality_coupling, high_stratum, permutation_null
-from lm_polygraph_asmi.heads.analysis.coupling import sharpening
-from lm_polygraph_asmi.heads.items.heads import dissected, dissected_depths, head_coupling, profiles
+from lm_polygraph_asmi.heads.analysis import (
+    criticality_coupling,
+    flip_rates,
+    high_stratum,
+    permutation_null,
+    sharpening,
+)
+from lm_polygraph_asmi.heads.items.heads import dissected, dissected_depths, head_coupling
 from lm_polygraph_asmi.heads.items.probe import causal_probe
 from lm_polygraph_asmi.heads.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.report import load_run_groups
@@ -21,27 +25,21 @@ pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 N = 60
 
 
-@pytest.fixture(autouse=True, scope="module")
-def fewer():
-    with runs.few_permutations():
-        yield
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run that kept masks and divergences at two depths, with a probe beside it."""
     folder = tmp_path_factory.mktemp("heads") / "run"
     saved = runs.content(N, depths=(60, 90))
     runs.dissect(saved)
-    for depth in (0.6, 0.9):
+    for depth, still in ((0.6, 4), (0.9, 5)):
         own = at_depth(saved["stats"], depth)
         own[3]["masks"][:, 5] = True  # a head that no mask ablates
-        own[4]["kl"][:, 0] = 0  # a token that no mask moves
+        own[still]["kl"][:, 0] = 0  # a token that no mask moves
         for each in own[6:20]:
             each["kl"][:, 0] *= 1e-5  # and some that hardly move
-    file = runs.save(folder, saved)
-    write_probe(runs.probe(N), probe_path(file))
-    return folder, saved
+    write_probe(runs.probe(N), probe_path(runs.save(folder, saved)))
+    with runs.few_permutations():
+        yield folder, saved
 
 
 @pytest.fixture(scope="module")
@@ -50,65 +48,75 @@ def group(run):
     return found
 
 
-def test_the_table_is_that_of_the_tokens(group, run):
-    own, parts = run[1]["stats"], []
-    for row, masked in enumerate(at_depth(own, 0.6)):
+def tokens_of(saved, depth):
+    """All tokens of a run, from their masks and divergences."""
+    parts = []
+    for row, masked in enumerate(at_depth(saved["stats"], depth)):
         kl = np.asarray(masked["kl"], dtype=float)
         null = permutation_null(kl, masked["masks"], masked["mask_seed"])
-        columns = {"mi": kl.mean(0), "h": own["asmi_entropy"][row], **null._asdict()}
-        parts.append(pd.DataFrame(columns).assign(row=row, cluster=row // 2))
-    tokens = pd.concat(parts, ignore_index=True)
-    (item,) = head_coupling([group])
-    row, defined = item.table.iloc[0], tokens[tokens["z"].notna()]
+        own = {"mi": kl.mean(0), "h": saved["stats"]["asmi_entropy"][row], **null._asdict()}
+        parts.append(pd.DataFrame(own).assign(row=f"{row}", cluster=f"{row // 2}"))
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_the_table_is_that_of_the_tokens(group, run):
+    tokens = tokens_of(run[1], 0.6)
+    defined = tokens.dropna(subset="z")
     columns = defined["mi"], defined["h"], defined["z"]
-    units = (Clustered(defined[unit].astype(str)) for unit in ("row", "cluster"))
-    by_example, by_cluster = (criticality_coupling(*columns, unit) for unit in units)
-    for column, twin in {
-        "ρ(MI, z)": by_example.information, "ρ(H, z)": by_example.entropy,
-        "ρ(MI, z), clusters†": by_cluster.information, "difference†": by_example.difference,
-    }.items():  # fmt: skip
-        assert row[column] == pytest.approx(twin), column
-    assert by_example != by_cluster
-    assert row["ρ(MI, z)"].low > 0  # planted
-    assert (row["tokens"], row["examples"]) == (len(defined), defined["row"].nunique())
-    assert row["without z"] == len(tokens) - len(defined) > 0
+    by_example, by_cluster = (
+        criticality_coupling(*columns, Clustered(defined[unit])) for unit in ("row", "cluster")
+    )
     high = defined[high_stratum(defined["mi"])]
+    (item,) = head_coupling([group])
+    row = item.table.iloc[0]
+    twin = {
+        "tokens": len(defined), "without z": len(tokens) - len(defined), "S": 100,
+        "examples": defined["row"].nunique(),
+        "ρ(MI, z)": pytest.approx(by_example.information),
+        "ρ(H, z)": pytest.approx(by_example.entropy),
+        "difference†": pytest.approx(by_example.difference),
+        "ρ(MI, z), clusters†": pytest.approx(by_cluster.information),
+        "n_eff of noise†": pytest.approx(high["null_effective_heads"].mean()),
+    }  # fmt: skip
+    assert twin == row[[*twin]].to_dict()
     assert row["n_eff (high MI)"].value == pytest.approx(high["effective_heads"].mean())
-    assert row["n_eff of noise†"] == pytest.approx(high["null_effective_heads"].mean())
-    assert row["n_eff (high MI)"].high < row["n_eff of noise†"]  # one strong head was planted
+    # What was planted: a token without z, more coupling than none, one strong head.
+    assert twin["without z"] > 0
+    assert row["ρ(MI, z)"].low > 0
+    assert row["n_eff (high MI)"].high < row["n_eff of noise†"]
 
 
-def test_the_coupling_at_a_deeper_layer_is_compared_on_the_same_tokens(group):
+def test_the_coupling_at_a_deeper_layer_is_compared_on_the_same_tokens(group, run):
+    """Each depth has a token of its own without z."""
+    first, deeper = (tokens_of(run[1], depth) for depth in (0.6, 0.9))
+    both = first["z"].notna() & deeper["z"].notna()
+    ends = [(found["mi"][both], found["z"][both]) for found in (first, deeper)]
     (item,) = head_coupling([group])
     assert item.table["depth"].tolist() == ["60%", "90%"]
-    apart = [profiles(group, depth) for depth in (0.6, 0.9)]
-    shared = np.logical_and(*(found["z"].notna() for found in apart))
-    ends = [(found["mi"][shared], found["z"][shared]) for found in apart]
-    first, second = item.table["minus shallowest†"]
-    assert first is None
-    assert second.value == pytest.approx(np.diff([spearmanr(*end).statistic for end in ends])[0])
-    examples = Clustered(apart[0]["answer"][shared].astype(str))
-    assert second == pytest.approx(sharpening(*ends, examples))
+    assert item.table["minus shallowest†"].tolist() == [
+        None, pytest.approx(sharpening(*ends, Clustered(first["row"][both])))
+    ]  # fmt: skip
 
 
-def test_a_run_that_does_not_tell_of_heads_is_a_gap(tmp_path):
+@pytest.mark.parametrize(
+    ("masks", "moved", "lacks", "reason"),
+    [
+        (99, 20, None, "100 masks or more: needs asmi_heads"),
+        (100, 2, None, "too few tokens with z_t"),
+        (100, 0, None, "criticality is undefined everywhere"),
+        (100, 20, "asmi_entropy", "asmi_entropy not saved"),
+    ],
+)
+@pytest.mark.usefixtures("run")  # with few permutations
+def test_a_run_that_does_not_tell_of_heads_is_a_gap(tmp_path, masks, moved, lacks, reason):
+    """Masks move a token of so many answers."""
     saved = runs.content(20)
-
-    def moved(tokens):
-        runs.dissect(saved)
-        for row, own in enumerate(at_depth(saved["stats"], 0.6)):
-            own["kl"][:, int(row < tokens) :] = 0
-
-    for change, reason in {
-        lambda: runs.dissect(saved, masks=99): "100 masks or more: needs asmi_heads",
-        lambda: moved(2): "too few tokens with z_t",
-        lambda: moved(0): "criticality is undefined everywhere",
-        lambda: saved["stats"].pop("asmi_entropy"): "asmi_entropy not saved",
-    }.items():
-        change()
-        runs.save(tmp_path / reason[:9], saved)
-        (gap,) = head_coupling(load_run_groups([tmp_path / reason[:9]]))
-        assert reason in gap.reason
+    runs.dissect(saved, masks)
+    for row, own in enumerate(at_depth(saved["stats"], 0.6)):
+        own["kl"][:, int(row < moved) :] = 0
+    saved["stats"].pop(lacks, None)
+    (gap,) = head_coupling(runs.loaded(tmp_path, saved))
+    assert reason in gap.reason
 
 
 def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
@@ -124,45 +132,41 @@ def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
 def test_a_run_over_the_first_answers_is_a_setting_of_its_own(tmp_path):
     saved = runs.content(N)
     runs.save(tmp_path / "whole", saved, runs.manifest(N))
-    runs.dissect(saved)
     first = runs.save(tmp_path / "part", runs.some_rows(saved, range(20)), runs.manifest(20))
     write_probe(runs.probe(20), probe_path(first))
     whole, part = load_run_groups([tmp_path / "whole", tmp_path / "part"])
-    assert (len(whole), len(part)) == (N, 20)
     assert part.label == f"{part.model}, {part.dataset} (part)"
     (item,) = causal_probe([whole, part])
-    assert item.groups == [part]
-    assert item.table["tokens"].iloc[0] == 20
+    assert (item.groups, item.table["tokens"].iloc[0], len(whole)) == ([part], 20, N)
 
 
 def test_every_row_of_the_probe_counts_its_own_flips(group):
     (item,) = causal_probe([group])
-    planted, seen = runs.probe(N), set()
+    planted, seen = runs.probe(N), []
     lines = {line.get_label(): line.get_ydata() for line in item.draw().axes[0].lines}
     for name, row in item.table.set_index("tokens and heads").iterrows():
         level, rule = re.match(r"(\w+) MI, (\w+) heads", name).groups()
-        ids = np.array(planted["predicted"][rule])[planted["groups"][level]].reshape(N, 4, -1)
-        rates = 100 * (ids != 0).mean((0, 2))  # another token than 0 is a flip
-        values = [row[f"k = {k}"].value for k in (1, 2, 4, 8)]
-        assert row["tokens"] == N
-        assert values == pytest.approx(rates.tolist())
-        assert values == list(lines[name])
-        assert ("†" in name) == (rule == "random")
-        seen.add(tuple(rates))
-    assert len(seen) == 4  # else the test could not fail
-    assert item.table["k = 8"][1].value == 0 < item.table["k = 8"][1].high  # none is not never
-    assert "by construction" in item.notes[0]
-    assert "For 2 of the tokens, the unmasked model's most likely token is not" in item.notes[2]
-    assert "For 1, the passes without an ablation, against which flips are counted" in item.notes[2]
+        probed = planted["groups"][level]
+        flips = np.array(planted["predicted"][rule])[probed].reshape(N, 4, -1) != 0
+        answers = np.array(planted["tokens"]["row"])[probed]
+        rates = flip_rates(flips.mean(-1), Clustered(np.array(group.clusters)[answers]))
+        found = [row[f"k = {k}"] for k in (1, 2, 4, 8)]
+        assert [pytest.approx(100 * np.array(rate)) for rate in rates] == found, name
+        assert [rate.value for rate in found] == list(lines[name])
+        assert (row["tokens"], "†" in name) == (N, rule == "random")
+        seen.append(tuple(found))
+    assert len(set(seen)) == 4  # else the test could not fail
+    # Token 5 is not the answer's, and rounding changes the first one.
+    assert "For 2 of the tokens, the unmasked model's" in item.notes[2]
+    assert "For 1, the passes without an ablation" in item.notes[2]
 
 
 def test_a_probe_is_read_as_it_was_written_and_a_damaged_one_named(tmp_path):
     manager = runs.save(tmp_path / "run", runs.content(20))
-    assert read_probe(manager) is None
     written = probe_path(manager)
+    assert (read_probe(manager), written) == (None, manager.parent / "asmi_probe_seed1.json")
     write_probe(runs.probe(5), written)
-    assert written == manager.parent / "asmi_probe_seed1.json"
     assert read_probe(manager).flipped("random", "high").shape == (5, 4)
     written.write_text("{}")
     (gap,) = causal_probe(load_run_groups([tmp_path / "run"]))
-    assert "asmi_probe_seed1.json is damaged, or is not a file of" in gap.reason
+    assert "asmi_probe_seed1.json is damaged" in gap.reason

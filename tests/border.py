@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.families import tiny_model
-from tests.scripted import byte_tokenizer
+from tests.scripted import byte_tokenizer, likeliest
 
 TEMPLATE = (
     "{% for t in tools or [] %}+{{ t['function']['name'] }}{% endfor %}"
@@ -95,21 +95,16 @@ def model() -> PreTrainedModel:
     return found
 
 
-@cache
-def log_probs(ids: tuple[int, ...]) -> torch.Tensor:
-    with torch.no_grad():
-        return model()(torch.tensor([ids])).logits[0].double().log_softmax(dim=-1)
+def ids_of(text: str) -> list[int]:
+    return tokenizer()(text, add_special_tokens=False)["input_ids"]
 
 
-def ids_of(text: str) -> tuple[int, ...]:
-    return tuple(tokenizer()(text, add_special_tokens=False)["input_ids"])
-
-
-def surprise(prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
+def surprise(prompt: tuple[int, ...], answer: list[int]) -> float:
     """-log p(answer | prompt), nats."""
-    table = log_probs(prompt + answer)
-    places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
-    return -sum(table[place, token].item() for place, token in zip(places, answer, strict=True))
+    with torch.no_grad():
+        logits = model()(torch.tensor([[*prompt, *answer]])).logits[0].double()
+    table = logits[len(prompt) - 1 : -1].log_softmax(dim=-1)
+    return -sum(row[token].item() for row, token in zip(table, answer, strict=True))
 
 
 @cache
@@ -117,26 +112,20 @@ def number(prompt: tuple[int, ...], answer: str | None, stop: str | None) -> tup
     """An answer's text and its MSP: a text ends as the model would, its own answer as it did."""
     if answer is not None:
         ids = ids_of(answer)
-        ends = {(*ids, 2), *([ids_of(answer + stop), ids + ids_of(stop)] if stop else [])}
-        return answer, surprise(prompt, written(prompt, ends))
-    own: tuple[int, ...] = ()
-    while len(own) < LIMIT and 2 not in own and (stop is None or stop not in text_of(own)):
-        own += (int(log_probs(prompt + own)[-1].argmax()),)
-    return text_of(own).split(stop)[0] if stop else text_of(own), surprise(prompt, own)
+        ways = [[*ids, 2], *([ids_of(answer + stop), ids + ids_of(stop)] if stop else [])]
+        return answer, surprise(prompt, likeliest(model(), prompt, ways.__contains__, ways))
 
+    def before_stop(own: list[int]) -> list[str]:
+        """The text of an answer; more than one part if it has a stop string."""
+        text = tokenizer().decode(own, skip_special_tokens=True)
+        return text.split(stop) if stop else [text]
 
-def written(prompt: tuple[int, ...], ways: set[tuple[int, ...]]) -> tuple[int, ...]:
-    """The way that the model would take: the most probable token at each place, up to an end."""
-    taken: tuple[int, ...] = ()
-    while taken not in ways:
-        place, after = len(taken), log_probs(prompt + taken)[-1]
-        tokens = {way[place] for way in ways if way[:place] == taken}
-        taken += (max(tokens, key=lambda token: after[token].item()),)
-    return taken
-
-
-def text_of(ids: tuple[int, ...]) -> str:
-    return tokenizer().decode(ids, skip_special_tokens=True)
+    own = likeliest(
+        model(),
+        prompt,
+        lambda own: len(own) == LIMIT or 2 in own or len(before_stop(own)) > 1,
+    )
+    return before_stop(own)[0], surprise(prompt, own)
 
 
 def is_wrong(name: str, value: object) -> bool | None:
@@ -227,7 +216,7 @@ def right(row: object) -> Right:
             answer = content(last, doubt)
             doubt += ["an empty last message"] * (not answer)
         refuse(not given, "chat")
-        prompt = ids_of(rendered(row, given, doubt))
+        prompt = tuple(ids_of(rendered(row, given, doubt)))
     if answer is not None:
         refuse(CHAT.match(clean(answer, "answer", "content", name)), "answer", name)
     other = [plain[field] for field in plain if field in NAMES_OF_ANSWERS]

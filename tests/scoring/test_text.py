@@ -1,17 +1,18 @@
 """Token ids and character offsets, with tokenizers that make them hard."""
 
 import random
-from itertools import pairwise
+from contextlib import nullcontext
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.stopping import decode
 from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens, spans
 from tests import tiny_lm
-from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
+from tests.scoring.conftest import MESSAGES, PROMPT, templated
 from tests.scripted import space_tokenizer
 
 pytestmark = pytest.mark.usefixtures("unseen")
@@ -26,11 +27,10 @@ BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def check_cover(text, places):
-    assert places[0][0] == 0
-    assert places[-1][1] == len(text)
-    assert all(start <= end for start, end in places)
-    assert all(one[1] == two[0] for one, two in pairwise(places))
-    assert "".join(text[start:end] for start, end in places) == text
+    """Each token begins where the one before ends, from the first character to the last."""
+    ends = [end for _, end in places]
+    assert (places, ends[-1:]) == (list(zip([0, *ends], ends, strict=False)), [len(text)])
+    assert ends == sorted(ends)
 
 
 def bytes_of(tokenizer, token):
@@ -42,7 +42,7 @@ def bytes_of(tokenizer, token):
     return bytes([int(piece[3:5], 16)]) if piece[:3] == "<0x" else piece.replace("▁", " ").encode()
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, "", "<s>", PROMPT + "\n", "né 🪁"])
+@pytest.mark.parametrize("prompt", [PROMPT, "", "<s>", "<s></s>", PROMPT + "\n", "né 🪁"])
 @pytest.mark.parametrize("tokenizer", [tiny_lm.tokenizer(), SENTENCEPIECE], ids=["bytes", "spaces"])
 def test_a_token_ends_where_its_bytes_do(tokenizer, prompt):
     """Of prompt and answer that are tokenised together, as a benchmark's are."""
@@ -99,33 +99,32 @@ def test_a_broken_template_concerns_chats_alone(model, tokenizer, template):
         score(model, MESSAGES, " Brask", tokenizer=broken)
 
 
-def test_a_merge_over_the_border_is_not_made(model, tokenizer):
-    prompt, answer = "Where do the blue ki", "tes start?"
-    before = tokenizer(prompt)["input_ids"]
-    assert tokenizer(prompt + answer)["input_ids"][: len(before)] != before
-    found = score(model, prompt, answer, tokenizer=tokenizer)
-    assert list(found.ids) == [*tokenizer(answer, add_special_tokens=False)["input_ids"], 2]
-    (warning,) = found.warnings
-    assert "would merge the end of the prompt" in warning
-
-
 def test_chat(model, chat):
-    written = f"<s>user: {PROMPT}</s><s>assistant:"
-    ids = chat(written, add_special_tokens=False)["input_ids"]
-    assert prompt_tokens(chat, MESSAGES).tolist() == ids
-    found = score(model, MESSAGES, " Brask", tokenizer=chat)
-    as_text = templated(chat, CHAT)
-    as_text._tokenizer.post_processor = None  # the text below has its BOS
-    assert float(found) == float(score(model, written, " Brask", tokenizer=as_text))
-    assert (found.prompt, found.scored_text, found.warnings) == (MESSAGES, " Brask</s>", ())
-    # The assistant's last message is the answer.
+    """Its numbers are those of its text; that the last message was scored is said."""
     answered = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": " Brask"}]}]
-    last = score(model, answered, tokenizer=chat)
-    assert (float(last), last.answer, last.prompt) == (float(found), " Brask", MESSAGES)
-    assert last.warnings == ("The chat's last message, the assistant's, was scored.",)
+    found, last = (
+        score(model, MESSAGES, " Brask", tokenizer=chat),
+        score(model, answered, tokenizer=chat),
+    )
+    assert (found.scored_text, found.tokens, found.warnings) == (" Brask</s>", last.tokens, ())
+    assert (last.answer, last.prompt) == (" Brask", MESSAGES)
+    assert ["last message" in said for said in last.warnings] == [True]
 
 
-def test_prompts_of_special_tokens_and_none(model, tokenizer):
-    for prompt, ids in (("<s></s>", [1, 1, 2]), ("", [1])):
-        assert prompt_tokens(tokenizer, prompt).tolist() == ids
-        assert score(model, prompt, " Brask", tokenizer=tokenizer).scored_text == " Brask</s>"
+@pytest.mark.parametrize(
+    ("added", "prompt", "word"),
+    [
+        ("$A", "", "no token"),
+        ("$A </s>", PROMPT, "appends"),
+        ("<s> $A </s>", "", "appends"),
+        ("<s> $A </s>", PROMPT + "</s>", None),
+        ("<s> $A", "</s>", None),
+        *(("</s> $A", text, None) for text in ("", PROMPT)),  # it begins every text
+    ],
+)
+def test_what_a_tokenizer_adds_to_a_prompt(tokenizer, added, prompt, word):
+    adding = templated(tokenizer, None)
+    ends = {"special_tokens": [("<s>", 1), ("</s>", 2)]}
+    adding._tokenizer.post_processor = TemplateProcessing(single=added, **ends)
+    with nullcontext() if word is None else pytest.raises(ValueError, match=word):
+        assert prompt_tokens(adding, prompt).tolist() == adding(prompt)["input_ids"]

@@ -19,7 +19,7 @@ from lm_polygraph_asmi import Scorer, score_file
 from lm_polygraph_asmi.files import locked, parse_json
 from lm_polygraph_asmi.scoring import BatchScorer, Score, UnmaskedAnswer, output
 from lm_polygraph_asmi.tables import Row
-from tests.scoring.conftest import PROMPT
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
 from tests.scoring.test_rows import MIXED, contents
 
 pytestmark = pytest.mark.usefixtures("unseen")
@@ -30,6 +30,7 @@ ROWS = [
     {"prompt": 'Where do the "blue kites" start,\nand when?', "gold": "NA", "id": "2"},
     {"prompt": "True or False?", "answer": [7, 8], "gold": "true", "id": "3"},
 ]
+WITH_DOCUMENTS = {"prompt": MESSAGES, "answer": " Brask", "documents": [{"text": "Brask"}]}
 SETTINGS = {"num_masks": 6, "mask_rate": 0.4, "max_new_tokens": 3}
 
 
@@ -40,7 +41,8 @@ def write(path, rows):
 
 @pytest.fixture(scope="module")
 def scorer(model, tokenizer):
-    return Scorer(model, tokenizer=tokenizer, **SETTINGS)
+    with_documents = templated(tokenizer, CHAT + "{{ documents }}")
+    return Scorer(model, tokenizer=with_documents, **SETTINGS)
 
 
 @pytest.fixture
@@ -154,35 +156,39 @@ def rows_of(*contents):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path, suffix):
-    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / f"out{suffix}"
-    score_file(scorer, source, out)
-    before, moved = out.read_bytes(), deepcopy(model)
+def test_what_a_file_does_not_go_on_with(scorer, model, tmp_path, suffix):
+    rows, out = [*ROWS, WITH_DOCUMENTS], tmp_path / f"out{suffix}"
+    score_file(scorer, rows_of(*rows), out)
+    before, moved, ending = out.read_bytes(), deepcopy(model), deepcopy(model)
     with torch.no_grad():
         moved.lm_head.weight[5] += 1
-    for other, settings, word in (
+    ending.generation_config.eos_token_id = [2, 7]
+    others = [
         (model, {"depth": 0.9, "stop": "?"}, "depth 0.6 there, 0.9 here; stop"),
         (moved, {}, "weights"),
+        (ending, {}, "tokenizer"),
         (model, {"attention": "sdpa"}, "attention_in_use 'eager' there, 'sdpa' here"),
-    ):
+    ]
+    changes = [(1, {"prompt": "Who?"}), (1, {"prompt": None}), (1, {"answer": " 1931"})]
+    changes += [(4, {"documents": [{"text": "Orla"}]}), (4, {"documents": None})]
+    refused = [
+        *((Scorer(other, tokenizer=scorer.tokenizer, **SETTINGS, **settings), rows, out.name, word)
+          for other, settings, word in others),
+        *((scorer, [row | fields if row is rows[at - 1] else row for row in rows], out.name,
+           f"row {at} has another") for at, fields in changes),
+        (scorer, [ROWS[0] | {"score": 7, "row": 1, "tokens": "x"}], out.name, "row', 'score', 't"),
+        *((scorer, rows, f"new{end}", "--sheet") for end in (".csv", ".txt", ".json", "", ".xlsx")),
+    ]  # fmt: skip
+    for another, given, name, word in refused:
         with pytest.raises(ValueError, match=word):
-            score_file(Scorer(other, tokenizer=tokenizer, **SETTINGS, **settings), source, out)
-    for changed in ({"prompt": "Who?"}, {"prompt": None}, {"answer": " 1931"}):
-        with pytest.raises(ValueError, match="row 1 has another prompt or answer"):
-            score_file(scorer, rows_of(ROWS[0] | changed, *ROWS[1:]), out)
+            score_file(another, rows_of(*given), tmp_path / name)
     with locked(out), pytest.raises(ValueError, match="being written by another"):
-        score_file(scorer, source, out)
-    with pytest.raises(ValueError, match=r"\['row', 'score', 'tokens'\]"):
-        score_file(scorer, rows_of(ROWS[0] | {"score": 7, "row": 1, "tokens": "x"}), out)
-    for name in ("new.csv", "new.tsv", "new.txt", "new.json", "new", "new.xlsx"):
-        with pytest.raises(ValueError, match=r"\.jsonl or \.parquet.*--sheet"):
-            score_file(scorer, source, tmp_path / name)
-    assert out.read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", out.name}
+        score_file(scorer, rows_of(*rows), out)
+    assert (out.read_bytes(), [*tmp_path.iterdir()]) == (before, [out])
     for text in ("my notes\n", '{"prompt": "Who?"}\n', "[1]\n"):  # no rows of ours
         lines_of(out).write_text(text)
         with pytest.raises(ValueError, match=rf"{lines_of(out)}, line 1"):
-            score_file(scorer, source, out)
+            score_file(scorer, rows_of(*rows), out)
         assert lines_of(out).read_text() == text
 
 

@@ -2,7 +2,7 @@
 
 import signal
 from copy import deepcopy
-from threading import Event, Thread
+from threading import Thread
 
 import pytest
 import torch
@@ -28,15 +28,19 @@ def trained():
     return whitebox(attention_dropout=0.5).model
 
 
-def meanwhile(monkeypatch, model, change, layer=3):
-    """Another thread changes something when a pass has reached a layer for the first time."""
+def in_a_thread(change):
+    thread = Thread(target=change)
+    thread.start()
+    thread.join()
+
+
+def meanwhile(monkeypatch, model, change, run=in_a_thread):
+    """Something changes when a pass has reached the last layer for the first time."""
     own, left = LlamaMLP.forward, [change]
 
     def forward(mlp, *given):
-        if left and mlp is model.model.layers[layer].mlp:
-            thread = Thread(target=left.pop())
-            thread.start()
-            thread.join()
+        if left and mlp is model.model.layers[-1].mlp:
+            run(left.pop())
         return own(mlp, *given)
 
     monkeypatch.setattr(LlamaMLP, "forward", forward)
@@ -119,68 +123,46 @@ def test_what_was_scored_meanwhile_is_not_kept(trained, tokenizer, monkeypatch, 
 
 def test_a_tokenizer_that_another_thread_truncates_with(trained, tokenizer, monkeypatch):
     """As if it did between the set-up of each call and the call itself."""
-    own, samples = deepcopy(tokenizer), [" Brask", " Orla"]
-    real = type(own).set_truncation_and_padding
+    shared = deepcopy(tokenizer)
+    set_up, samples = type(shared).set_truncation_and_padding, [" Brask", " Orla"]
 
-    def meanwhile_cut(self, *args, **how):
-        real(self, *args, **how)
-        own._tokenizer.enable_truncation(2)
+    def cut_meanwhile(self, *args, **how):
+        set_up(self, *args, **how)
+        shared._tokenizer.enable_truncation(2)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(own), "set_truncation_and_padding", meanwhile_cut)
-        assert len(own(PROMPT)["input_ids"]) == 2
-        found = Scorer(trained, tokenizer=own, method="adapt", **FEW).score(
-            PROMPT, " Brask", samples
-        )
-    right = Scorer(trained, tokenizer=tokenizer, method="adapt", **FEW).score(
-        PROMPT, " Brask", samples
-    )
-    assert (found.prompt_tokens, found.tokens) == (right.prompt_tokens, right.tokens)
-    assert found.diversity == right.diversity
+    def scored(own):
+        found = Scorer(trained, tokenizer=own, method="adapt", **FEW).score(PROMPT, "x", samples)
+        return found.prompt_tokens, found.tokens, found.diversity
+
+    right = scored(tokenizer)
+    monkeypatch.setattr(type(shared), "set_truncation_and_padding", cut_meanwhile)
+    assert len(shared(PROMPT)["input_ids"]) == 2
+    assert scored(shared) == right
 
 
-def test_a_fork_while_a_thread_scores(trained, tokenizer, monkeypatch):
-    """The child finds the model as it was, and scores it as its parent does."""
+def at_once(change):
+    change()
+
+
+@pytest.mark.parametrize("run", [in_a_thread, at_once])
+def test_a_fork_amid_a_score(run, trained, tokenizer, monkeypatch):
+    """Of another thread, or of the one that is inside the session and holds its lock: the child
+    scores as its parent does, and a child outside the session finds the model as it was."""
     scorer = Scorer(trained.train(), tokenizer=tokenizer, attention="eager", **FEW)
     trained.set_attn_implementation("sdpa")
-    expected, codes = scorer.score(PROMPT, " Brask").to_dict()["tokens"], []
+    expected, codes = scorer.score(PROMPT, " Brask").tokens, []
 
     def child():
         signal.alarm(30)  # instead of a hang
-        assert all(module.training for module in trained.modules())
-        assert attention_of(trained) == "sdpa"
-        assert not any("forward" in vars(module) for module in trained.modules())
-        assert scorer.score(PROMPT, " Brask").to_dict()["tokens"] == expected
+        modules = list(trained.modules())
+        training = all(module.training for module in modules)
+        hooked = any("forward" in vars(module) for module in modules)
+        as_it_was = (training, hooked, attention_of(trained)) == (True, False, "sdpa")
+        assert as_it_was == (run is in_a_thread)
+        assert scorer.score(PROMPT, " Brask").tokens == expected
 
-    reached, done = Event(), Event()
-    meanwhile(monkeypatch, trained, lambda: (reached.set(), done.wait()))
-    thread = Thread(target=lambda: codes.append(scorer.score(PROMPT, " Brask")))
-    thread.start()
-    reached.wait()
-    code = exit_code(child)
-    done.set()
-    thread.join()
-    assert code == 0
-    assert codes[0].to_dict()["tokens"] == expected
-
-
-def test_a_thread_that_forks_while_it_scores(trained, tokenizer, monkeypatch):
-    """The child is inside the session, too, and holds its lock."""
-    scorer, codes, own = Scorer(trained, tokenizer=tokenizer, **FEW), [], LlamaMLP.forward
-
-    def child():
-        signal.alarm(30)
-        assert "forward" in vars(trained.model.layers[0]) or not trained.training
-        assert scorer.score(PROMPT, " Brask").tokens
-
-    def forward(mlp, *given):
-        if not codes:
-            codes.append(None)
-            codes[0] = exit_code(child)
-        return own(mlp, *given)
-
-    monkeypatch.setattr(LlamaMLP, "forward", forward)
-    assert scorer.score(PROMPT, " Brask").tokens
+    meanwhile(monkeypatch, trained, lambda: codes.append(exit_code(child)), run)
+    assert scorer.score(PROMPT, " Brask").tokens == expected
     assert codes == [0]
 
 

@@ -86,6 +86,7 @@ def test_a_file_whose_name_hides_what_it_holds(tmp_path, name, content, said):
         '{"name": "Ondine", "built": 1931}',
         "prompt: Who built it, and when?",
         "Name, prompt and answer.\nWho?",
+        "Which columns has it?\nid,prompt,answer",  # a header without rows
     ],
 )
 def test_prompts_that_hold_data_are_prompts(tmp_path, text):

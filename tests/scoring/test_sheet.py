@@ -86,10 +86,11 @@ WORDS = {"TRUE": True, "False": False, "wahr": True, "FAUX": False, "1": True, "
 def opened_and_saved(path, draw, labels):
     """The sheet as a person and a spreadsheet leave it; key -> label."""
     header, *rows = cells_of(path)
+    header[4] = draw.choice([str.title, str.upper, str])(header[4])
     keys = [row[0] for row in rows]
     for row in rows:
         row[3] = labels.get(row[0], "")
-        for at in (1, 2, 4, 5):  # what a spreadsheet, or a person, makes of texts and numbers
+        for at in (1, 2, 5, 6):  # what a spreadsheet, or a person, makes of texts and numbers
             row[at] = draw.choice([row[at], f" {row[at]}", "", "#NAME?", "1,5", "né\n\x0b", "1931"])
         row[0] = draw.choice([row[0], row[0].upper(), f" {row[0]} ", row[0].title()])
     draw.shuffle(rows)
@@ -111,15 +112,14 @@ def opened_and_saved(path, draw, labels):
 def test_labels_reach_their_answers(tmp_path, seed):
     draw, made, path = random.Random(seed), records(), tmp_path / "labels.csv"
     made[0]["correct"] = True  # labels of a sheet take the place of the rows' own
-    write_sheet(made, path)
+    write_sheet(made, path, "rank by msp")
     keys = draw.sample([key_of(record) for record in made[:-1]], draw.randint(1, 12))
     labels = opened_and_saved(path, draw, {key: draw.choice(list(WORDS)) for key in keys})
     if not labels:
         return
-    read = read_sheet(path, made).labels
-    assert {key: labels for key, labels in read.items() if labels} == {
-        key: {"correct": label} for key, label in labels.items()
-    }
+    read, order = read_sheet(path, made)
+    expected = {key: {"correct": label} for key, label in labels.items()}
+    assert ({key: of for key, of in read.items() if of}, order) == (expected, "msp")
     joined = labelled(made, path)
     for row, record in zip(joined, made, strict=True):
         assert row.content | {"correct": None} == record | {"correct": None, "quality": None}

@@ -60,10 +60,13 @@ class Refused(Exception):
         super().__init__(*names)
         self.names, self.file = names, file
 
+    def is_named_in(self, error: str) -> bool:
+        return any(name in error for name in self.names)
 
-def refuse(wrong: object, *names: str) -> None:
+
+def refuse(wrong: object, *names: str, file: bool = False) -> None:
     if wrong:
-        raise Refused(*names)
+        raise Refused(*names, file=file)
 
 
 class Right(NamedTuple):
@@ -232,15 +235,11 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def no_constant(text: str) -> None:
-    raise ValueError(text)
-
-
 def json_lines(data: bytes) -> Iterator[object]:
     for line in decoded(data).split("\n"):
         if line.strip():
             try:
-                row = json.loads(line, object_pairs_hook=unique, parse_constant=no_constant)
+                row = json.loads(line, object_pairs_hook=unique, parse_constant=int)  # NaN
             except ValueError:
                 row = None
             yield row if isinstance(row, dict) else Refused("object per line", file=True)
@@ -251,8 +250,7 @@ def decoded(data: bytes) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise Refused("UTF-8", "utf-8", file=True) from None
-    if "\0" in text:
-        raise Refused("UTF-8", "utf-8", "NUL", "\\x00", file=True)
+    refuse("\0" in text, "UTF-8", "utf-8", "NUL", "\\x00", file=True)
     return text
 
 
@@ -263,6 +261,10 @@ def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
     the record ends. A bare carriage return spoils what follows in its line.
     """
     at, end, number = 0, len(text), 0
+
+    def refuse_row(wrong: object) -> None:
+        refuse(wrong, f"row {number}", file=True)
+
     while at < end:
         cells, well, start, ended = list[str](), True, at, False
         while not ended:
@@ -270,11 +272,11 @@ def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
             if text[at : at + 1] == '"':
                 at += 1
                 while text[at : at + 1] != '"' or text[at : at + 2] == '""':
-                    refuse_file(at >= end, number)
+                    refuse_row(at >= end)
                     cell += text[at]
                     at += 2 if text[at] == '"' else 1
                 at += 1
-                refuse_file(at < end and text[at] not in (separator, "\r", "\n"), number)
+                refuse_row(at < end and text[at] not in (separator, "\r", "\n"))
             while at < end and text[at] not in (separator, "\r", "\n"):
                 well = well and text[at] != '"'
                 cell += text[at]
@@ -285,7 +287,7 @@ def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
                 continue
             if text[at : at + 1] == "\r" and text[at : at + 2] != "\r\n" and at + 1 < end:
                 line = text[at:].partition("\n")[0]
-                refuse_file(text[start : at + len(line)].count('"') % 2, number)
+                refuse_row(text[start : at + len(line)].count('"') % 2)
                 cells, well = [] if line.strip("\r") else cells, False
                 at += len(line)
             at += text[at : at + 1] == "\r"
@@ -293,11 +295,6 @@ def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
         if text[start:at].strip("\r\n"):
             yield cells, well
             number += 1
-
-
-def refuse_file(wrong: object, number: int) -> None:
-    if wrong:
-        raise Refused(f"row {number}", file=True)
 
 
 def csv_rows(data: bytes) -> Iterator[object]:
@@ -310,8 +307,7 @@ def csv_rows(data: bytes) -> Iterator[object]:
             break
     else:
         raise Refused("prompt", "messages", "twice", file=True)
-    if len({*header}) < len(header):
-        raise Refused("twice", file=True)
+    refuse(len({*header}) < len(header), "twice", file=True)
     for cells, well in list(records(text, separator))[1:]:
         if not well:
             yield Refused("quote", file=True)
@@ -323,10 +319,9 @@ def csv_rows(data: bytes) -> Iterator[object]:
 
 def parquet_rows(data: bytes) -> Iterator[object]:
     table = pq.ParquetFile(BytesIO(data)).read()
-    if len({*table.column_names}) < len(table.column_names):
-        raise Refused("twice", file=True)
-    if not {"prompt", "messages"} & {*table.column_names}:
-        raise Refused("prompt", "messages", file=True)
+    names = table.column_names
+    refuse(len({*names}) < len(names), "twice", file=True)
+    refuse(not {"prompt", "messages"} & {*names}, "prompt", "messages", file=True)
     yield from table.to_pylist()
 
 

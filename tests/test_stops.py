@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi import ASMIConfig, score
+from lm_polygraph_asmi import ASMIConfig, Scorer
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.options import check_shell_stop
 from lm_polygraph_asmi.runs.checks import read_plan
@@ -66,7 +66,6 @@ def test_in_a_run(stops):
 
 def test_of_a_model_of_the_host():
     model = tiny_lm.whitebox(stop_strings=[""])
-    with pytest.raises(ValueError, match="empty string"):
-        score(model, "Who?", " Brask")
-    with pytest.raises(ValueError, match="empty string"):
-        load_stat_calculator({}, SimpleNamespace(model=model))
+    for read in (Scorer, lambda model: load_stat_calculator({}, SimpleNamespace(model=model))):
+        with pytest.raises(ValueError, match="empty string"):
+            read(model)

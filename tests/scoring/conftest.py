@@ -39,10 +39,6 @@ def templated(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTo
     return copy
 
 
-def user(content, **fields):
-    return [{"role": "user", "content": content, **fields}]
-
-
 def greedy(model, tokenizer, length):
     """The model's own answer of so many tokens, or up to an end token."""
 

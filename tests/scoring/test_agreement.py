@@ -1,8 +1,8 @@
 """An answer has one score: generated, as ids and as text; and one end."""
 
 import random
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 import pytest
@@ -19,94 +19,74 @@ WORDS = ("Brask", "in", "1931", "the", "ferry", "né", "🪁", "a", "Ondine.", "
 STOPS = ("\n", "\n\n", ".", "n 19", "ne", "🪁", "</s>", "e f", " the")
 
 
-@dataclass(frozen=True)
-class Case:
-    """A scripted answer and how it may end."""
-
-    tokenizer: object
-    script: list
-    stops: tuple = ()
-    end_ids: tuple = (2,)
-    chat: bool = False
-    settings: dict = None
-
-    @property
-    def prompt(self):
-        return MESSAGES if self.chat else PROMPT
-
-    @cached_property
-    def model(self):
-        length = len(prompt_tokens(self.tokenizer, self.prompt))
-        return scripted_model(self.tokenizer, length, self.script, self.end_ids)
-
-    def scorer(self):
-        settings = {"num_masks": 8, "mask_rate": 0.4, "stop": self.stops} | (self.settings or {})
-        return Scorer(self.model, tokenizer=self.tokenizer, **settings)
+def scorer_of(tokenizer, script, stops=(), end_ids=(2,), chat=False, settings=None):
+    """A scorer of a model that answers the prompt by a script; and both."""
+    prompt = MESSAGES if chat else PROMPT
+    model = scripted_model(tokenizer, len(prompt_tokens(tokenizer, prompt)), script, end_ids)
+    settings = {"num_masks": 8, "mask_rate": 0.4, "stop": stops} | (settings or {})
+    return Scorer(model, tokenizer=tokenizer, **settings), prompt, script
 
 
 def check_equal(scorer, some, other):
     """Two scores of the same tokens, up to the rounding of the model itself."""
-    ids = some.ids
-    assert other.ids == ids
+    for name in ("ids", "ending", "counted", "answer"):
+        assert getattr(some, name) == getattr(other, name), name
     prompt_ids = prompt_tokens(scorer.tokenizer, some.prompt).tolist()
-    bound = allowed(scorer.model, torch.tensor([*prompt_ids, *ids]))
-    assert abs(some.msp - other.msp) <= bound * len(ids)
+    bound = allowed(scorer.model, torch.tensor([*prompt_ids, *some.ids]))
+    assert abs(some.msp - other.msp) <= bound * len(some.ids)
     for name in ("entropy", "mi", "log_likelihood"):
         values = [[getattr(token, name) for token in score.tokens] for score in (some, other)]
         np.testing.assert_allclose(*values, atol=bound, rtol=0)
-    assert (some.ending, some.counted, some.answer) == (other.ending, other.counted, other.answer)
 
 
-def check_all_ways(case):
+def check_all_ways(scorer, prompt, script):
     """Every way to score the model's own answer; returns the scores of the answer and its text."""
-    scorer = case.scorer()
-    by_model = scorer.score(case.prompt)
+    by_model = scorer.score(prompt)
     ids = list(by_model.ids)
     ended = scorer._conditions.closes(ids)
     assert ended or len(ids) == scorer.config.max_new_tokens
-    assert ids[: len(case.script)] == case.script[: len(ids)]
-    assert (by_model.ending != "") == ended
-    by_ids = scorer.score(case.prompt, ids)
-    check_equal(scorer, by_model, replace(by_ids, answer=by_model.answer))
-    from_text = scorer.score(case.prompt, by_model.answer)
+    assert (ids[: len(script)], by_model.ending != "") == (script[: len(ids)], ended)
+    check_equal(scorer, by_model, replace(scorer.score(prompt, ids), answer=by_model.answer))
+    from_text = scorer.score(prompt, by_model.answer)
     most = None if ended else len(ids)  # an answer that was cut off gets an end as text
-    shorter = scorer.read(case.prompt, by_model.answer[:-1])  # after which the model goes on
+    shorter = scorer.read(prompt, by_model.answer[:-1])  # after which the model goes on
     for found in (from_text, shorter):
-        assert list(found.ids) == with_end(case, scorer, found.answer)
+        assert list(found.ids) == with_end(scorer, prompt, found.answer)
         if "\ufffd" in by_model.answer and not ended:
             continue
         otherwise = found.answer == by_model.answer and found.ids[:most] != by_model.ids
         named = ["writes this answer in other tokens" in said for said in found.warnings]
         assert any(named) == otherwise, (by_model, found)
     for score, answer in ((by_model, None), (from_text, from_text.answer)):
-        read = vars(scorer.read(case.prompt, answer)) | {"features": None}
+        read = vars(scorer.read(prompt, answer)) | {"features": None}
         signals = {name: score.signals[name] for name in read["signals"]}
         signals = pytest.approx(signals, rel=2e-5, abs=1e-5)
         assert read == {n: getattr(score, n, None) for n in read} | {"signals": signals}
     return by_model, from_text
 
 
-def with_end(case, scorer, text):
+def with_end(scorer, prompt, text):
     """The tokenizer's tokens of an answer with the end that generation would give it.
 
     Of all the ways to write it, each step keeps those with the likeliest token, by a full pass.
     """
-    prompt = prompt_tokens(case.tokenizer, case.prompt).tolist()
-    ids, _ = answer_tokens(case.tokenizer, case.prompt, prompt, text)
+    tokenizer, model = scorer.tokenizer, scorer.model
+    before = prompt_tokens(tokenizer, prompt).tolist()
+    ids, _ = answer_tokens(tokenizer, prompt, before, text)
     if ids and scorer._conditions.closes(ids):
         return ids
-    ways = [[*ids, token] for token in sorted({*case.end_ids, case.tokenizer.eos_token_id})]
-    for stop in case.stops:
-        whole, _ = answer_tokens(case.tokenizer, case.prompt, prompt, text + stop)
-        found = [whole, ids + case.tokenizer(stop, add_special_tokens=False)["input_ids"]]
-        texts = [decoded(case.tokenizer, prompt, way)[1] for way in found]
-        exact = decoded(case.tokenizer, prompt, ids)[1] + stop
-        ways += [
-            w
-            for w, t in zip(found, texts, strict=True)
-            if t == exact or (exact not in texts and t.endswith(stop))
+    ends = {*model.generation_config.eos_token_id, tokenizer.eos_token_id}
+    ways = [[*ids, token] for token in sorted(ends)]
+    written = decoded(tokenizer, before, ids)[1]
+    for stop in scorer.config.stop:
+        whole, _ = answer_tokens(tokenizer, prompt, before, text + stop)
+        found = [whole, ids + tokenizer(stop, add_special_tokens=False)["input_ids"]]
+        texts = [decoded(tokenizer, before, way)[1] for way in found]
+        fit = [
+            t == written + stop or (written + stop not in texts and t.endswith(stop)) for t in texts
         ]
-    return likeliest(case.model, prompt, ways.__contains__, ways)
+        ways += compress(found, fit)
+    return likeliest(model, before, ways.__contains__, ways)
 
 
 def segmented(draw, tokenizer, text):
@@ -160,7 +140,7 @@ def drawn_case(seed):
         "closing_token": draw.random() < 0.8,
         "max_new_tokens": max(1, len(script) + draw.choice([0, 0, 3, -1])),
     }
-    return Case(tokenizer, script, stops, end_ids, draw.random() < 0.4, settings)
+    return tokenizer, script, stops, end_ids, draw.random() < 0.4, settings
 
 
 MANY = pytest.param(range(100, 1100), marks=pytest.mark.slow)
@@ -169,7 +149,7 @@ MANY = pytest.param(range(100, 1100), marks=pytest.mark.slow)
 @pytest.mark.parametrize("seeds", [range(3), [5149, 5194], MANY], ids=["few", "bytes", "many"])
 def test_drawn_answers(seeds):
     for seed in seeds:  # of 5194, bytes make no character
-        check_all_ways(drawn_case(seed))
+        check_all_ways(*scorer_of(*drawn_case(seed)))
 
 
 BYTES = byte_tokenizer(
@@ -208,7 +188,7 @@ IN_SPACES = {
 }
 ENDINGS = {(name, BYTES): of for name, of in IN_BYTES.items()}
 ENDINGS |= {(name, SPACES): of for name, of in IN_SPACES.items()}
-"""Tokens of the model's own answer, its text and end, and fields of its `Case`."""
+"""Tokens of the model's own answer, its text and end, and the rest of `scorer_of`."""
 
 
 @pytest.mark.parametrize(("name", "tokenizer"), ENDINGS, ids=[name for name, _ in ENDINGS])
@@ -216,14 +196,12 @@ def test_endings(name, tokenizer):
     pieces, answer, end, fields = ENDINGS[name, tokenizer]
     ids = tokenizer.convert_tokens_to_ids(pieces)
     assert None not in ids
-    case = Case(tokenizer, ids, **fields)
-    by_model, from_text = check_all_ways(case)
+    by_model, from_text = check_all_ways(*scorer_of(tokenizer, ids, **fields))
     assert (by_model.answer, by_model.ending) == (answer, end)
     for score in (by_model, from_text):
-        counted = [token.log_likelihood for token in score.tokens[: score.counted]]
-        assert score.msp == pytest.approx(-sum(counted))
         dropped = fields.get("settings") == UNCOUNTED["settings"] and len(score.ids) > 1
         assert score.counted == len(score.ids) - dropped
-        assert score.answered == bool(answer.strip())
-        said = "The model's answer is empty: the number is the score of the token that ends it."
-        assert (said in score.explanation) == (not score.answered)
+        counted = [token.log_likelihood for token in score.tokens[: score.counted]]
+        assert score.msp == pytest.approx(-sum(counted))
+        said = "answer is empty" in " ".join(score.explanation)
+        assert (score.answered, said) == (bool(answer.strip()), not answer.strip())

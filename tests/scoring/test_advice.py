@@ -192,9 +192,16 @@ def test_a_score_carries_them(model, tokenizer):
         assert set(found.warnings) <= set(found.explanation)
 
 
-def test_a_template_of_chance_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="chance"):
-        warned(tokenizer, ALL + 3 * "{{ range(99999) | random }} ", CHAT[-1:])
+@pytest.mark.parametrize(
+    ("template", "word"),
+    [(ALL + 3 * "{{ range(99999) | random }} ", "chance"),
+     *((broken, "does not support") for broken in ("{{ 1 + 'a' }}", "{% for", "{{ 1 / 0 }}"))],
+)  # fmt: skip
+def test_a_template_of_chance_or_that_fails_is_refused(tokenizer, template, word):
+    """But not for a prompt that is a text."""
+    with pytest.raises(ValueError, match=word):
+        warned(tokenizer, template, CHAT[-1:])
+    assert warned(tokenizer, template, PROMPT) == {}
 
 
 def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):

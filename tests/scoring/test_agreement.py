@@ -46,11 +46,14 @@ def check_all_ways(scorer, prompt, script):
     ended = scorer._conditions.closes(ids)
     assert ended or len(ids) == scorer.config.max_new_tokens
     assert (ids[: len(script)], by_model.ending != "") == (script[: len(ids)], ended)
-    check_equal(scorer, by_model, replace(scorer.score(prompt, ids), answer=by_model.answer))
+    by_ids = scorer.score(prompt, ids)
+    assert (by_ids.answer, "stop" in by_ids.settings) == (ids, False)  # nothing cuts token ids
+    check_equal(scorer, by_model, replace(by_ids, answer=by_model.answer))
     from_text = scorer.score(prompt, by_model.answer)
     most = None if ended else len(ids)  # an answer that was cut off gets an end as text
     shorter = scorer.read(prompt, by_model.answer[:-1])  # after which the model goes on
-    for found in (from_text, shorter):
+    longer = scorer.read(prompt, f"{by_model.scored_text}x")  # with an end amid
+    for found in (from_text, shorter, longer):
         assert list(found.ids) == with_end(scorer, prompt, found.answer)
         if "\ufffd" in by_model.answer and not ended:
             continue

@@ -81,22 +81,19 @@ def full_disk(patch, room, opened=Path.open):
 
 def stopped(draw, scorer, source, out):
     """A call that is killed, or finds a full disk at some moment; what it says of the disk."""
-    last = draw.randint(1, 4)
-
-    def killed(row, _):
-        if row.number >= last:
-            raise KeyboardInterrupt
-
-    how, no_room = draw.choice(["killed", "full", "full at the end"]), OSError(errno.ENOSPC, "Full")
-    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+    last, how = draw.randint(1, 4), draw.choice(["killed", "full", "full at the end"])
+    seen = Mock(side_effect=[None] * last + [KeyboardInterrupt]) if how == "killed" else None
+    with pytest.MonkeyPatch.context() as patch:
         if how == "full":
             full_disk(patch, draw.choice([0, 9, draw.randint(1, 15_000)]))
-        if how == "full at the end":
+        elif how == "full at the end":
+            no_room = OSError(errno.ENOSPC, "Full")
             patch.setattr(output, "write_parquet", Mock(side_effect=no_room))
-        try:
-            score_file(scorer, source, out, seen=killed if how == "killed" else None)
-        except OSError as error:
-            return str(error)
+        with suppress(KeyboardInterrupt):
+            try:
+                score_file(scorer, source, out, seen=seen)
+            except OSError as error:
+                return str(error)
     return None
 
 
@@ -194,11 +191,10 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tmp_path, suffix):
 
 def test_what_json_lacks_is_not_written(scorer, tmp_path):
     """NaN of a table is a missing value; numbers of JSON stay as they are."""
-    row = '{"prompt": "Who?", "answer": " a", "x": -0.0, "y": 123456789012345678901234567890}\n'
-    (tmp_path / "in.jsonl").write_text(row)
+    numbers = '"x": -0.0, "y": 123456789012345678901234567890'
+    (tmp_path / "in.jsonl").write_text(f'{{"prompt": "Who?", "answer": " a", {numbers}}}\n')
     score_file(scorer, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    text = (tmp_path / "out.jsonl").read_text()
-    assert '"x": -0.0, "y": 123456789012345678901234567890' in text
+    assert numbers in (tmp_path / "out.jsonl").read_text()
     table = pd.DataFrame({"prompt": ["Who?", None], "answer": [" a", None], "x": [np.nan, 1.0]})
     table.to_parquet(tmp_path / "in.parquet")
     for suffix in SUFFIXES:
@@ -207,15 +203,15 @@ def test_what_json_lacks_is_not_written(scorer, tmp_path):
 
 
 def test_batches_of_a_data_engine(tiny):
+    """Columns have their types in a batch without a score, too; lists and objects are JSON."""
     score_table = BatchScorer(Scorer, str(tiny), **SETTINGS)
     table = pd.DataFrame(MIXED[:3], index=[7, 8, 9])
     found = score_table(table)
-    first, second, _ = (outcome.result for outcome in score_table.scorer.score_many(MIXED[:3]))
-    assert found["score"].tolist() == [first.score, second.score, pd.NA]
-    assert found["error"].isna().tolist() == [True, True, False]
-    assert (found["id"].tolist(), found["answer"][1]) == (list("abc"), second.answer)
-    assert json.loads(found["signals"][0]) == first.signals
-    # The columns of a batch without a score have their types.
+    one, two, _ = (outcome.result for outcome in score_table.scorer.score_many(MIXED[:3]))
+    columns = {name: found[name].tolist() for name in ("id", "score", "answer")}
+    answers = [one.answer, two.answer, ""]
+    assert columns == {"id": [*"abc"], "score": [one.score, two.score, pd.NA], "answer": answers}
+    assert json.loads(found["signals"][0]) == one.signals
     assert (score_table(table[2:]).dtypes == found.dtypes).all()
     arrays = {"prompt": [PROMPT] * 2, "answer": [np.array([7]), [8, 9]], "samples": [pd.NA, None]}
     assert score_table(arrays)["error"].isna().all()

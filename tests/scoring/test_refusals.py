@@ -63,7 +63,7 @@ OF_A_MODEL = [
     *((row, "prompt") for row in NO_ROWS),
     ({"prompt": PROMPT, "response": " Brask"}, "response"),
     ({"prompt": PROMPT, "correct": True}, "correct"),
-    ({"prompt": "x" * 5000}, "expected a prompt shorter than"),
+    *(({"prompt": "<s>" * number}, "prompt shorter than") for number in (255, 5000)),  # one more
     ({"prompt": "x" * 5000, "answer": " Brask"}, "context window"),
     *(
         ({"prompt": PROMPT, "answer": " Brask"} | ids, "use the model's tokenizer")

@@ -1,6 +1,7 @@
 """A call scores an answer as a benchmark run does, and leaves the model as it was."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from copy import deepcopy
 from threading import current_thread
 from unittest.mock import Mock, patch
@@ -117,23 +118,15 @@ def test_what_a_model_ships_does_not_change_its_answers(model, tokenizer, monkey
         monkeypatch.undo()
 
 
-def test_a_text_is_closed_as_the_model_would_close_it(model, tokenizer):
-    """What the answers in test_agreement lack: an end within a text, and tokens without names."""
-    closed = " Brask\n Nadia\n"
-    for answer, expected in (
-        (" Brask\n Nadia", (closed, " Brask\n Nadia</s>")),
-        (" Brask\nx", (" Brask\nx\n", " Brask\nx</s>")),
-        (closed, (closed,)),
-    ):
-        found = score(model, PROMPT, answer, tokenizer=tokenizer, stop="\n")
-        assert found.scored_text in expected
-    other, nameless = whitebox().model, deepcopy(tokenizer)
-    nameless.eos_token = None
-    for ends, answer, expected in (([1], " Brask", " Brask<s>"), (None, " Brask", " Brask")):
-        other.generation_config.eos_token_id = ends
-        assert score(other, PROMPT, answer, tokenizer=nameless).scored_text == expected
-    with pytest.raises(ValueError, match="the answer is empty"):
-        score(other, PROMPT, "", tokenizer=nameless)
+@pytest.mark.parametrize(
+    ("ends", "answer", "expected"),
+    [([1], " Brask", " Brask<s>"), (None, " Brask", " Brask"), (None, "", None)],
+)
+def test_an_end_that_the_tokenizer_does_not_name(tokenizer, ends, answer, expected):
+    model, nameless = whitebox().model, deepcopy(tokenizer)
+    nameless.eos_token, model.generation_config.eos_token_id = None, ends
+    with nullcontext() if expected else pytest.raises(ValueError, match="answer is empty"):
+        assert score(model, PROMPT, answer, tokenizer=nameless).scored_text == expected
 
 
 def test_a_given_answer_is_never_generated(model, tokenizer):
@@ -303,12 +296,6 @@ def test_calls_of_other_threads_are_right_at_every_moment(monkeypatch, tokenizer
         score(model, PROMPT, tokenizer=tokenizer, method="adapt", num_samples=2, max_new_tokens=3)
     assert len(seen) > 10
     assert all(seen)
-
-
-def test_answers_in_what_is_left_of_the_window(model, tokenizer):
-    assert len(score(model, "<s>" * 252, tokenizer=tokenizer).tokens) == 3  # one more in front
-    with pytest.raises(ValueError, match="expected a prompt shorter than"):
-        score(model, "<s>" * 255, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("token", [None, "[PAD]"])

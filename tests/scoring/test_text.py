@@ -91,14 +91,6 @@ def test_broken_bytes_spoil_only_themselves():
             assert text.startswith(decode(SENTENCEPIECE, ids[:length]).rstrip("\ufffd"))
 
 
-@pytest.mark.parametrize("template", ["{{ 1 + 'a' }}", "{% for", "{{ 1 / 0 }}"])
-def test_a_broken_template_concerns_chats_alone(model, tokenizer, template):
-    broken = templated(tokenizer, template)
-    assert not score(model, PROMPT, " Brask", tokenizer=broken).warnings
-    with pytest.raises(ValueError, match="the chat template does not support these messages"):
-        score(model, MESSAGES, " Brask", tokenizer=broken)
-
-
 def test_chat(model, chat):
     """Its numbers are those of its text; that the last message was scored is said."""
     answered = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": " Brask"}]}]

@@ -213,7 +213,6 @@ def right(row: object) -> Right:
         rendered(row, given, doubt)  # raises if any message is none
         if given[-1]["role"] == "assistant":
             *given, last = given
-            content(last, doubt)
             more = [field for field in ("tool_calls", *REASONING) if last.get(field)]
             refuse(answer is not None or more, "answer", *more)
             answer = content(last, doubt)
@@ -261,10 +260,6 @@ def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
     the record ends. A bare carriage return spoils what follows in its line.
     """
     at, end, number = 0, len(text), 0
-
-    def refuse_row(wrong: object) -> None:
-        refuse(wrong, f"row {number}", file=True)
-
     while at < end:
         cells, well, start, ended = list[str](), True, at, False
         while not ended:
@@ -272,11 +267,12 @@ def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
             if text[at : at + 1] == '"':
                 at += 1
                 while text[at : at + 1] != '"' or text[at : at + 2] == '""':
-                    refuse_row(at >= end)
+                    refuse(at >= end, f"row {number}", file=True)
                     cell += text[at]
                     at += 2 if text[at] == '"' else 1
                 at += 1
-                refuse_row(at < end and text[at] not in (separator, "\r", "\n"))
+                goes_on = at < end and text[at] not in (separator, "\r", "\n")
+                refuse(goes_on, f"row {number}", file=True)
             while at < end and text[at] not in (separator, "\r", "\n"):
                 well = well and text[at] != '"'
                 cell += text[at]
@@ -287,7 +283,7 @@ def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
                 continue
             if text[at : at + 1] == "\r" and text[at : at + 2] != "\r\n" and at + 1 < end:
                 line = text[at:].partition("\n")[0]
-                refuse_row(text[start : at + len(line)].count('"') % 2)
+                refuse(text[start : at + len(line)].count('"') % 2, f"row {number}", file=True)
                 cells, well = [] if line.strip("\r") else cells, False
                 at += len(line)
             at += text[at : at + 1] == "\r"

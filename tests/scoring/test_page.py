@@ -3,6 +3,8 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import product
+from unittest.mock import Mock
 
 import pytest
 
@@ -81,15 +83,23 @@ def test_readable_without_colour(found):
     rows = re.findall(r"<tr><td>(.*?)</tr>", page, re.DOTALL)
     for row, token in zip(rows, found.tokens, strict=True):
         share = f"({100 * token.alternative_share:.0f}\xa0%)"
-        assert f"<td>{token.u:.4f}</td><td>{token.mi:.4f}</td>" in row
-        assert f"<td>{100 * token.vote:.0f}\xa0%</td>" in row
+        numbers = (
+            f"<td>{token.u:.4f}</td><td>{token.mi:.4f}</td>",
+            f"<td>{100 * token.vote:.0f}\xa0%<",
+        )
+        assert [text in row for text in numbers] == [True, True]
         assert (share in row) == (token.alternative is not None)
     *_, kite, end = parts = pieces(found.tokens)
     assert page.count('<span class="token"') == len(parts)
     assert [[token.text for token in part] for part in (kite, end)] == [[*3 * [""], "🪁"], ["</s>"]]
-    for cut in range(1, len(found.tokens)):
-        unfinished = found.tokens[:cut]
-        assert [token for piece in pieces(unfinished) for token in piece] == list(unfinished)
+
+
+@pytest.mark.parametrize("texts", [*product(["", "x"], repeat=4)])
+def test_pieces(texts):
+    """Each ends with its text, but for the last one of an answer that was cut off."""
+    found = [[token.text for token in piece] for piece in pieces([Mock(text=t) for t in texts])]
+    assert [text for piece in found for text in piece] == list(texts)
+    assert all("".join(piece) == piece[-1] == "x" for piece in found[:-1])
 
 
 def test_characters_that_steer(found):

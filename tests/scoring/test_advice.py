@@ -2,12 +2,10 @@
 
 import pytest
 
-from lm_polygraph_asmi import score
+from lm_polygraph_asmi import Scorer, score
 from lm_polygraph_asmi.host.prompts import rendered
 from lm_polygraph_asmi.inputs import parse_request
 from lm_polygraph_asmi.scoring import advice
-from lm_polygraph_asmi.scoring.advice import border_warnings
-from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens
 from tests.hostile import user
 from tests.scoring.conftest import PROMPT, templated
@@ -169,7 +167,7 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(tokenizer, template, promp
 def test_the_border_of_prompt_and_answer(tokenizer, prompt, answer, said):
     before = tokenizer(prompt)["input_ids"]
     follows = answer_tokens(tokenizer, prompt, before, answer)[1]
-    found = list(border_warnings(prompt, answer, follows))
+    found = list(advice.border_warnings(prompt, answer, follows))
     assert [str(said) in one for one in found] == [True] * (said is not None)
 
 

@@ -5,7 +5,7 @@ import json
 import math
 import re
 from dataclasses import asdict, replace
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,9 +14,8 @@ from rich.console import Console
 
 from lm_polygraph_asmi.config import AGGREGATIONS, METHODS
 from lm_polygraph_asmi.core.maths.masks import example_seed, sample_head_masks
-from lm_polygraph_asmi.scoring import Score, UnmaskedAnswer
+from lm_polygraph_asmi.scoring import Score, Scorer, UnmaskedAnswer
 from lm_polygraph_asmi.scoring.result import tokens_of
-from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import SIGNALS
 from tests import brute_force
 from tests.scoring.conftest import PROMPT
@@ -162,9 +161,8 @@ def test_a_row_that_was_changed_is_no_answer(found):
 
 
 def test_an_alternative_may_be_the_vocabularys_first_token(tokenizer):
-    one = torch.ones(1)
-    columns = dict.fromkeys(("mi", "agreement", "entropy", "log_likelihood"), one)
-    stats = SimpleNamespace(**columns, tokens=torch.tensor([5]), top_token=np.zeros((4, 1), int))
+    columns = dict.fromkeys(("mi", "agreement", "entropy", "log_likelihood"), torch.ones(1))
+    stats = Mock(**columns, tokens=torch.tensor([5]), top_token=np.zeros((4, 1), int))
     (token,) = tokens_of(stats, "a", [(0, 1)], 0, tokenizer)
     assert (token.alternative, token.alternative_share) == (tokenizer.decode([0]), 1)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers.normalizers import Lowercase
-from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lm_polygraph_asmi.core.engine import Engine
@@ -57,10 +56,10 @@ def in_place(model):
 
 
 MODEL_CHANGES = (
-    (nn.Module.train, "modules are in training mode"),
+    (torch.nn.Module.train, "modules are in training mode"),
     (training, "modules are in training mode"),
     (lambda m: m.set_attn_implementation("eager"), "attention implementation is 'eager'"),
-    (nn.Module.double, "weights, modules, hooks"),
+    (torch.nn.Module.double, "weights, modules, hooks"),
     (in_place, "weights, modules, hooks"),
     (lambda m: m.model.layers[0].self_attn.o_proj.weight.data.mul_(1.01), "weights, modules"),
     (lambda m: setattr(m.config, "rms_norm_eps", 1.0), "its configuration are others"),

@@ -1,7 +1,8 @@
 """What is right at the border: a slow second reading of rows, apart from the package's own.
 
 Written from what is promised, it shares no code with the reader it judges: files are read character
-by character, chats are rendered by hand, and a number is one full pass of the model for each token.
+by character, a template is rendered by jinja2 alone, and a number is one full pass of the model
+for each token.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 import torch
+from jinja2 import Template
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.families import tiny_model
@@ -29,28 +31,28 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<s>assistant:{% endif %}"
 )
 REASONING = ("reasoning_content", "reasoning", "thinking")
+# Role -> fields of its messages that may hold something.
 FIELDS = {
     **{role: {"role", "content", "name"} for role in ("system", "developer", "user")},
     "assistant": {"role", "content", "name", "tool_calls", *REASONING},
     "tool": {"role", "content", "name", "tool_call_id"},
 }
-"""Role -> fields of its messages that may hold something."""
+# Parts of a message.
 TEXTS = ("text", "input_text", "output_text")
-"""Parts of a message."""
 NAMES_OF_ANSWERS = (
     "response", "output", "completion", "prediction", "choices", "generated_text",
 )  # fmt: skip
 VARIABLES = ("tools", "documents", "chat_template_kwargs")
 LABELS = ("correct", "quality")
+# Fields of a row that mean something; a name that nearly is one of them is none.
 MEANT = ("prompt", "messages", "answer", *LABELS, *VARIABLES, "id", "context", "cluster", "samples")
-"""Fields of a row that mean something; a name that nearly is one of them is none."""
+# Tokens of an answer of the model's own.
 LIMIT = 4
-"""Tokens of an answer of the model's own."""
+# How messages begin as JSON, as a Python list, with lost quotes, and as LangChain prints them.
 CHAT = re.compile(
     r"[\[{\s\"']*(role|from|type|messages)[\"']?\s*:|"
     r"content=['\"].*additional_kwargs=|\[?(System|Human|AI)Message\("
 )
-"""How messages begin as JSON, as a Python list, with lost quotes, and as LangChain prints them."""
 
 
 class Refused(Exception):
@@ -166,16 +168,11 @@ def content(message: Mapping[str, Any], doubt: list[str]) -> str:
 
 
 def rendered(row: Mapping[str, Any], messages: list[Any], doubt: list[str]) -> str:
-    """The template above, by hand."""
-    text = "".join(f"+{tool['function']['name']}" for tool in row.get("tools") or [])
-    text += "".join(f"[{document['text']}]" for document in row.get("documents") or [])
-    text += "(short)" * ((row.get("chat_template_kwargs") or {}).get("enable_thinking") is False)
-    for message in messages:
-        calls = message.get("tool_calls") or []
-        text += f"<s>{message['role']}{message.get('name') or ''}: "
-        text += next(filter(None, map(message.get, REASONING)), "") + content(message, doubt)
-        text += "".join(f"@{call['function']['name']}" for call in calls) + "</s>"
-    return text + "<s>assistant:"
+    """What the template above makes of messages whose contents are one text each."""
+    given = {name: row.get(name) for name in ("tools", "documents")}
+    given |= row.get("chat_template_kwargs") or {}
+    whole = [message | {"content": content(message, doubt)} for message in messages]
+    return Template(TEMPLATE).render(given, messages=whole, add_generation_prompt=True)
 
 
 def check_messages(messages: object, name: str, doubt: list[str]) -> None:

@@ -112,17 +112,16 @@ def segmented(draw, tokenizer, text):
     return ids
 
 
+CHAINS = [
+    ["Ġ B"], ["Ġ i", "Ġi n"], ["a s", "as k", "r ask"], ["Ġ 1"], ["9 3"], [". Ċ"], ["Ċ Ċ"],
+    ["t h", "th e", "Ġ the"], ["e Ġ"], ["Ã ©", "n Ã©"], ["< /"], ["ð Ł"], ["n e", "ne ."], ["Ġ f"],
+]  # fmt: skip
+
+
 def drawn_case(seed):
     draw = random.Random(seed)
     if draw.random() < 0.75:
-        letters = ["Ġ B", "Ġ i", "Ġi n", "a s", "as k", "r ask", "Ġ 1", "9 3", "t h", "th e", ". Ċ"]
-        letters += ["Ċ Ċ", "Ġ the", "e Ġ", "Ã ©", "n Ã©", "< /", "ð Ł", "n e", "ne .", "Ġ f"]
-        merges = []
-        for merge in letters:  # those whose parts exist
-            known = {"".join(pair.split(" ")) for pair in merges}
-            parts = merge.split(" ")
-            if all(len(part) == 1 or part in known for part in parts) and draw.random() < 0.8:
-                merges.append(merge)
+        merges = [merge for each in CHAINS for merge in each[: draw.randint(0, len(each))]]
         bos, words = draw.random() < 0.7, draw.random() < 0.7
         tokenizer = byte_tokenizer(merges, bos, words)
     else:
@@ -149,9 +148,9 @@ def drawn_case(seed):
 MANY = pytest.param(range(100, 1100), marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("seeds", [range(3), [5149, 5194], MANY], ids=["few", "bytes", "many"])
+@pytest.mark.parametrize("seeds", [range(3), [5020, 5057], MANY], ids=["few", "bytes", "many"])
 def test_drawn_answers(seeds):
-    for seed in seeds:  # of 5194, bytes make no character
+    for seed in seeds:  # of the second ones, bytes make no character
         check_all_ways(*scorer_of(*drawn_case(seed)))
 
 
@@ -189,9 +188,9 @@ IN_SPACES = {
     "a stop of a byte": (["▁in", "<0x0A>"], " in", "\n", {"stops": ("\n",), "chat": True}),
     "a stop of four other bytes": (["x", *2 * KITE_IN_SPACES], "x", "🪁", {"stops": ("🪁",)}),
 }
+# Tokens of the model's own answer, its text and end, and the rest of `scorer_of`.
 ENDINGS = {(name, BYTES): of for name, of in IN_BYTES.items()}
 ENDINGS |= {(name, SPACES): of for name, of in IN_SPACES.items()}
-"""Tokens of the model's own answer, its text and end, and the rest of `scorer_of`."""
 
 
 @pytest.mark.parametrize(("name", "tokenizer"), ENDINGS, ids=[name for name, _ in ENDINGS])

@@ -67,8 +67,8 @@ def test_depths_are_reused_one_by_one(llama, passes, tmp_path):
 
 
 UNUSED = slice(-16, None)
+# What a model may write for a token that it never says; in 32 bits both are probability 0.
 HIDDEN, SMALL = -torch.inf, -1e4
-"""What a model may write for a token that it never says; in 32 bits both are probability 0."""
 
 
 def phi(bias: float, at: slice | int = UNUSED, dtype: torch.dtype = torch.float32):

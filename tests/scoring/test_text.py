@@ -21,8 +21,8 @@ ANSWERS = [
     "Brask", " Brask in 1931", " né à Čapek", " 日本語 🪁 kite", "a\n\nb\tc",
     " <s> inside</s> more</s>", " \ufffd is a character", " e\u0301 combining",
 ]  # fmt: skip
+# As Llama 2 has it: the decoder drops the first space.
 SENTENCEPIECE = space_tokenizer(["▁Brask", "▁in", "▁The", "▁ferry", "as"])
-"""As Llama 2 has it: the decoder drops the first space."""
 BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
@@ -71,7 +71,6 @@ def test_offsets_of_any_token_ids(tokenizer):
         check_cover(text, places)
         assert (len(places), text) == (len(ids), tokenizer.decode(ids))
     kite = tokenizer("🪁", add_special_tokens=False)["input_ids"]
-    assert spans(tokenizer, [1], kite[:3]) == ("\ufffd", [(0, 0), (0, 0), (0, 1)])
     text, places = spans(tokenizer, [1, *kite[:2]], [*kite[2:], 6])  # it begins in the prompt
     check_cover(text, places)
     assert text == tokenizer.decode([*kite[2:], 6])

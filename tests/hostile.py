@@ -183,8 +183,14 @@ EITHER, FIFTH, ENDS = [True, False], [True, *[False] * 4], ["\n", "\r\n"]
 SEPARATORS, QUOTING = [*",,;\t"], [csv.QUOTE_MINIMAL, csv.QUOTE_ALL]
 INDEXES = [None, None, "", "Unnamed: 0"]
 ENCODINGS = [*["utf-8"] * 8, *["utf-8-sig"] * 3, "utf-16", "cp1252"]
-LABELS = [*[{}] * 12, {"correct": True}, {"correct": False}, {"quality": 0.25}, {"correct": None}]
-LABELS += [{"correct": value} for value in ("TRUE", "true", "False", "WAHR", "yes", "", 1, 2)]
+LABELS = [
+    *[{}] * 12,
+    {"correct": True},
+    {"correct": False},
+    {"quality": 0.25},
+    {"correct": None},
+    *({"correct": value} for value in ("TRUE", "true", "False", "WAHR", "yes", "", 1, 2)),
+]
 
 
 class Deck:

@@ -3,7 +3,6 @@
 import json
 from itertools import zip_longest
 
-import pandas as pd
 import pytest
 
 from lm_polygraph_asmi import Scorer, score_file
@@ -46,15 +45,10 @@ def test_rows_are_right_or_refused(scorers, tmp_path, request):
     assert 0.15 < taken / len(seen) < 0.75  # neither is rare
 
 
-def test_what_these_rows_found(scorers):
+def test_a_wrong_role_comes_before_the_answer_that_it_hides(scorers):
     chat = [hostile.user("Who?"), hostile.says("Red.", "Assistant")]
     (found,) = scorers[None].score_many([{"messages": chat, "correct": True}])
-    assert "role" in found.error  # not that the row has no answer
-    halves = [
-        {"prompt": words, "answer": "x"} for words in ("\ud83d", [hostile.user("\ud83d")], "Who?")
-    ]
-    table = BatchScorer(lambda: scorers[None])(pd.DataFrame(halves, dtype=object))
-    assert table["error"].isna().tolist() == [False, False, True]
+    assert "role" in found.error
 
 
 def outcomes(scorer, door, given, path):

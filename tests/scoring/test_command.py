@@ -101,7 +101,10 @@ def test_a_chat_template(command, prompt, model, chat, tmp_path):
         ("prompt.txt --out o.jsonl --sheet notes.txt", ".csv"),
         ("prompt.txt --out o.jsonl --sheet old.csv", "old.csv exists: it may have labels"),
         ("old.csv --out o.jsonl", "old.csv is a sheet of labels"),
-        ("in.jsonl --out o.jsonl --stop $\n", "stop '$'"),
+        *(
+            (f"in.jsonl --out o.jsonl --stop {stop}", "stop")
+            for stop in ("$", "\\t", "'\\n'", "$\\n")
+        ),
         ("odd.jsonl --html p.html", "odd.jsonl, row 1"),
         ("in.jsonl --out in.jsonl", "it is the file of prompts"),
         ("in.jsonl --out link.jsonl", "it is the file of prompts"),

@@ -213,7 +213,8 @@ def test_batches_of_a_data_engine(tiny):
     assert columns == {"id": [*"abc"], "score": [one.score, two.score, pd.NA], "answer": answers}
     assert json.loads(found["signals"][0]) == one.signals
     assert (score_table(table[2:]).dtypes == found.dtypes).all()
-    arrays = {"prompt": [PROMPT] * 2, "answer": [np.array([7]), [8, 9]], "samples": [pd.NA, None]}
-    assert score_table(arrays)["error"].isna().all()
+    prompts = [PROMPT, PROMPT, "\ud83d", MESSAGES, [MESSAGES[0] | {"content": "\ud83d"}]]
+    arrays = {"prompt": prompts, "answer": [np.array([7]), [8, 9], *[" x"] * 3], "samples": pd.NA}
+    assert score_table(arrays)["error"].isna().tolist() == [True, True, False, False, False]
     with pytest.raises(ValueError, match=r"'score'.*rename"):
         score_table(found)

@@ -116,6 +116,7 @@ def test_models_and_tokenizers(model, tokenizer):
         ("the model's tokenizer", (model, PROMPT), {"tokenizer": "x"}),
         ("prompt as text", (model, tokenizer), {}),
         ("loaded", (model, PROMPT), own | {"dtype": "float32"}),
+        ("empty string", (whitebox(stop_strings=[""]), PROMPT), {}),
         ("BertForMaskedLM", (BertForMaskedLM(bert).eval(), PROMPT), own),
         ("chat template", (model, MESSAGES), own),
         (f"at most {most}, .*, got {most + 1}", (model, PROMPT, "x"), own | {"top_k": most + 1}),

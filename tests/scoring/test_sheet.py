@@ -179,12 +179,12 @@ CHANGED = [
     lambda rows: [[row[0], "", row[2], *row[3:]] for row in rows],
     spoiled,
 ]
-CHANGES = [(change, False) for change in CHANGED]
-CHANGES += [(with_keys(order), True) for order in MOVED]
-CHANGES += [
-    (lambda rows, order=order: (moved := with_keys(order)(rows))[:2] + spoiled(moved[2:]), True)
-    for order in MOVED[:3]
-]
+CHANGES = [
+    *((change, False) for change in CHANGED),
+    *((with_keys(order), True) for order in MOVED),
+    *((lambda rows, order=order: (moved := with_keys(order)(rows))[:2] + spoiled(moved[2:]), True)
+      for order in MOVED[:3]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "moved"), CHANGES)

@@ -80,9 +80,11 @@ TOKENIZER_CHANGES = (
     lambda t: setattr(t, "split_special_tokens", True),
     lambda t: setattr(t, "_tokenizer", deepcopy(t._tokenizer)),
 )
-CHANGES = [("model", change, said) for change, said in MODEL_CHANGES]
-CHANGES += [("adapted", change, "was changed while it was scored") for change in ADAPTER_CHANGES]
-CHANGES += [("tokenizer", change, "was changed while an answer") for change in TOKENIZER_CHANGES]
+CHANGES = [
+    *(("model", change, said) for change, said in MODEL_CHANGES),
+    *(("adapted", change, "was changed while it was scored") for change in ADAPTER_CHANGES),
+    *(("tokenizer", change, "was changed while an answer") for change in TOKENIZER_CHANGES),
+]
 
 
 @pytest.mark.parametrize("run", [Scorer.score, Scorer.read])

@@ -173,6 +173,7 @@ def sampling():
         (partial(whitebox, "gemma2-softcap"), {"attention": "sdpa"}, ValueError,
          "set the option `attention` to null"),
         (sampling, {}, ValueError, "would sample the greedy answers"),
+        (partial(whitebox, stop_strings=[""]), {}, ValueError, "empty string"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_be_scored_are_refused_at_once(make, settings, error, message):

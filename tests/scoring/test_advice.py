@@ -105,21 +105,23 @@ WARNED = {
         ("{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}", None),
     ],
 }
-CASES = [(CHAT[-1:], kind, *case) for kind, cases in WARNED.items() for case in cases]
-CASES += [
-    (called(arguments), "in quotes", template, word)
-    for arguments, template, word in (
-        ('{"to": "Brask"}', CALLS, "tool_calls[0].function.arguments of message 2"),
-        ('{"to":  "Brask\\n"}', CALLS, "tool_calls[0].function.arguments of message 2"),
-        ({"to": "Brask"}, CALLS, None),
-        ('{"to": "Brask"}', AS_TEXT, None),
-        ("Brask", CALLS, None),  # without quotes of its own
-        ('{"to": "Brask"}', ALL, None),  # left out, which is said
-    )
+IN_QUOTES = [
+    ('{"to": "Brask"}', CALLS, "tool_calls[0].function.arguments of message 2"),
+    ('{"to":  "Brask\\n"}', CALLS, "tool_calls[0].function.arguments of message 2"),
+    ({"to": "Brask"}, CALLS, None),
+    ('{"to": "Brask"}', AS_TEXT, None),
+    ("Brask", CALLS, None),  # without quotes of its own
+    ('{"to": "Brask"}', ALL, None),  # left out, which is said
 ]
 
 
-@pytest.mark.parametrize(("chat", "kind", "template", "word"), CASES)
+@pytest.mark.parametrize(
+    ("chat", "kind", "template", "word"),
+    [
+        *((CHAT[-1:], kind, *case) for kind, cases in WARNED.items() for case in cases),
+        *((called(arguments), "in quotes", *case) for arguments, *case in IN_QUOTES),
+    ],
+)
 def test_what_a_template_makes_of_messages(tokenizer, chat, kind, template, word):
     said = warned(tokenizer, template, chat).get(kind)
     assert (said is None) == (word is None)

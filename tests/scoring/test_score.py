@@ -191,6 +191,23 @@ def test_samples_as_texts_and_as_ids(model, tokenizer):
     assert found.settings.items() >= {"tau": 0.5, "beta": 3.0, "num_samples": 2}.items()
 
 
+@pytest.mark.parametrize(
+    ("samples", "run"),
+    [
+        ([[5, 6, 7], [8, 9, 7]], [[5, 6], [8, 9]]),  # as long as they may be
+        ([[5, 6, 2], [8, 9]], [[5, 6], [8, 9]]),  # the end token was run
+        ([[5, 6, 2], [8], [2]], [[5, 6], [8]]),
+    ],
+)
+def test_a_samples_last_token_was_run_unless_it_ended_there(model, tokenizer, samples, run):
+    """As LM-Polygraph embeds samples, "second_last" leaves out what no pass has read."""
+    settings = {"method": "adapt", "max_new_tokens": 3, "tokenizer": tokenizer}
+    found = score(model, PROMPT, [5], samples=samples, gate_token="second_last", **settings)
+    expected = score(model, PROMPT, [5], samples=run, gate_token="last", **settings)
+    assert 0 < found.diversity < 1
+    assert found.diversity == pytest.approx(expected.diversity, abs=1e-6)
+
+
 class Int8Linear(torch.nn.Module):
     """Weights as bitsandbytes or torchao keep them: small integers, scaled when used."""
 

@@ -51,13 +51,15 @@ def check_all_ways(scorer, prompt, script):
     check_equal(scorer, by_model, replace(by_ids, answer=by_model.answer))
     from_text = scorer.score(prompt, by_model.answer)
     most = None if ended else len(ids)  # an answer that was cut off gets an end as text
-    shorter = scorer.read(prompt, by_model.answer[:-1])  # after which the model goes on
-    longer = scorer.read(prompt, f"{by_model.scored_text}x")  # with an end amid
-    for found in (from_text, shorter, longer):
+    whole = by_model.scored_text
+    # After the first the model goes on; the second has its end, and the third has one amid.
+    others = (scorer.read(prompt, text) for text in (by_model.answer[:-1], whole, f"{whole}x"))
+    for found in (from_text, *others):
         assert list(found.ids) == with_end(scorer, prompt, found.answer)
         if "\ufffd" in by_model.answer and not ended:
             continue
-        otherwise = found.answer == by_model.answer and found.ids[:most] != by_model.ids
+        content = found.scored_text[: found.content_end]
+        otherwise = content == by_model.answer and found.ids[:most] != by_model.ids
         named = ["writes this answer in other tokens" in said for said in found.warnings]
         assert any(named) == otherwise, (by_model, found)
     for score, answer in ((by_model, None), (from_text, from_text.answer)):

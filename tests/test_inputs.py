@@ -181,8 +181,8 @@ def test_what_is_no_request(content, words):
 
 
 def test_what_stands_beside_messages():
-    beside = {"tools": [CALL], "documents": [{"text": "x"}]}
-    beside["chat_template_kwargs"] = {"enable_thinking": False}
+    variables = {"enable_thinking": False}
+    beside = {"tools": [CALL], "documents": [{"text": "x"}], "chat_template_kwargs": variables}
     assert parse_request([ASKED], **beside).template == beside
     assert parse_request("Who?", **dict.fromkeys(TEMPLATE)).template == {}
     with pytest.raises(TypeError, match=r"Scorer\(model, stop="):
@@ -235,13 +235,13 @@ def test_fields_by_their_names(name, without, beside):
     assert parse_row({"prompt": "Who?", "answers": {"text": ["Brask"]}}) == {"prompt": "Who?"}
 
 
-@pytest.mark.parametrize("label", [{"correct": False}, {"quality": 0}])
-def test_a_label_without_its_answer(label):
+@pytest.mark.parametrize(("name", "label"), [("correct", False), ("quality", 0)])
+def test_a_label_without_its_answer(name, label):
     for prompt in ("Who?", [ASKED], [SAYS, ASKED]):
-        with pytest.raises(ValueError, match=f'"{next(iter(label))}".*answer'):
-            parse_row({"prompt": prompt} | label)
-    for row in ({"prompt": "Who?", "answer": ""}, {"messages": [ASKED, SAYS]}):
-        assert parse_row(row | label)["prompt"] in ("Who?", [ASKED, SAYS])
+        with pytest.raises(ValueError, match=f'"{name}".*answer'):
+            parse_row({"prompt": prompt, name: label})
+    for row in ({"prompt": "Who?", "answer": ""}, {"prompt": [ASKED, SAYS]}):
+        assert parse_row(row | {name: label}) == row
 
 
 @pytest.mark.parametrize(

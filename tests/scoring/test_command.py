@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from importlib import import_module
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -52,7 +52,7 @@ def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # 
     assert page.read_text(encoding="utf-8").count('<section class="asmi" id=') == 3
     calls.clear()
     write(source, [*ROWS, {"prompt": "Who?"}, {"prompt": "When?"}])
-    monkeypatch.setattr(import_module("lm_polygraph_asmi.commands.score"), "MINUTE", 0)
+    monkeypatch.setattr(sys.modules["lm_polygraph_asmi.commands.score"], "MINUTE", 0)
     done = command(*arguments, "--sheet", sheet)
     assert (done.exit_code, calls, "2 rows\n" in done.stderr) == (0, ["Who?", "When?"], True)
     assert [row.content["key"] for row in read_table(sheet)] == list(map(key_of, contents(out)))

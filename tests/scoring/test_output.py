@@ -166,8 +166,10 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tmp_path, suffix):
         (ending, {}, "tokenizer"),
         (model, {"attention": "sdpa"}, "attention_in_use 'eager' there, 'sdpa' here"),
     ]
-    changes = [(1, {"prompt": "Who?"}), (1, {"prompt": None}), (1, {"answer": " 1931"})]
-    changes += [(4, {"documents": [{"text": "Orla"}]}), (4, {"documents": None})]
+    changes = [
+        *((1, fields) for fields in ({"prompt": "Who?"}, {"prompt": None}, {"answer": " 1931"})),
+        *((4, {"documents": documents}) for documents in (None, [{"text": "Orla"}])),
+    ]
     refused = [
         *((Scorer(other, tokenizer=scorer.tokenizer, **SETTINGS, **settings), rows, out.name, word)
           for other, settings, word in others),

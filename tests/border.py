@@ -1,7 +1,8 @@
 """What is right at the border: a slow second reading of rows, apart from the package's own.
 
 Written from what is promised, it shares no code with the reader it judges: files are read character
-by character, chats are rendered by hand, and a number is one full pass of the model for each token.
+by character, a template is rendered by jinja2 alone, and a number is one full pass of the model
+for each token.
 """
 
 import json
@@ -14,10 +15,11 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 import torch
+from jinja2 import Template
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.families import tiny_model
-from tests.scripted import byte_tokenizer
+from tests.scripted import byte_tokenizer, likeliest
 
 TEMPLATE = (
     "{% for t in tools or [] %}+{{ t['function']['name'] }}{% endfor %}"
@@ -29,28 +31,28 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<s>assistant:{% endif %}"
 )
 REASONING = ("reasoning_content", "reasoning", "thinking")
+# Role -> fields of its messages that may hold something.
 FIELDS = {
     **{role: {"role", "content", "name"} for role in ("system", "developer", "user")},
     "assistant": {"role", "content", "name", "tool_calls", *REASONING},
     "tool": {"role", "content", "name", "tool_call_id"},
 }
-"""Role -> fields of its messages that may hold something."""
+# Parts of a message.
 TEXTS = ("text", "input_text", "output_text")
-"""Parts of a message."""
 NAMES_OF_ANSWERS = (
     "response", "output", "completion", "prediction", "choices", "generated_text",
 )  # fmt: skip
 VARIABLES = ("tools", "documents", "chat_template_kwargs")
 LABELS = ("correct", "quality")
+# Fields of a row that mean something; a name that nearly is one of them is none.
 MEANT = ("prompt", "messages", "answer", *LABELS, *VARIABLES, "id", "context", "cluster", "samples")
-"""Fields of a row that mean something; a name that nearly is one of them is none."""
+# Tokens of an answer of the model's own.
 LIMIT = 4
-"""Tokens of an answer of the model's own."""
+# How messages begin as JSON, as a Python list, with lost quotes, and as LangChain prints them.
 CHAT = re.compile(
     r"[\[{\s\"']*(role|from|type|messages)[\"']?\s*:|"
     r"content=['\"].*additional_kwargs=|\[?(System|Human|AI)Message\("
 )
-"""How messages begin as JSON, as a Python list, with lost quotes, and as LangChain prints them."""
 
 
 class Refused(Exception):
@@ -60,10 +62,13 @@ class Refused(Exception):
         super().__init__(*names)
         self.names, self.file = names, file
 
+    def is_named_in(self, error: str) -> bool:
+        return any(name in error for name in self.names)
 
-def refuse(wrong: object, *names: str) -> None:
+
+def refuse(wrong: object, *names: str, file: bool = False) -> None:
     if wrong:
-        raise Refused(*names)
+        raise Refused(*names, file=file)
 
 
 class Right(NamedTuple):
@@ -95,21 +100,16 @@ def model() -> PreTrainedModel:
     return found
 
 
-@cache
-def log_probs(ids: tuple[int, ...]) -> torch.Tensor:
-    with torch.no_grad():
-        return model()(torch.tensor([ids])).logits[0].double().log_softmax(dim=-1)
+def ids_of(text: str) -> list[int]:
+    return tokenizer()(text, add_special_tokens=False)["input_ids"]
 
 
-def ids_of(text: str) -> tuple[int, ...]:
-    return tuple(tokenizer()(text, add_special_tokens=False)["input_ids"])
-
-
-def surprise(prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
+def surprise(prompt: tuple[int, ...], answer: list[int]) -> float:
     """-log p(answer | prompt), nats."""
-    table = log_probs(prompt + answer)
-    places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
-    return -sum(table[place, token].item() for place, token in zip(places, answer, strict=True))
+    with torch.no_grad():
+        logits = model()(torch.tensor([[*prompt, *answer]])).logits[0].double()
+    table = logits[len(prompt) - 1 : -1].log_softmax(dim=-1)
+    return -sum(row[token].item() for row, token in zip(table, answer, strict=True))
 
 
 @cache
@@ -117,26 +117,20 @@ def number(prompt: tuple[int, ...], answer: str | None, stop: str | None) -> tup
     """An answer's text and its MSP: a text ends as the model would, its own answer as it did."""
     if answer is not None:
         ids = ids_of(answer)
-        ends = {(*ids, 2), *([ids_of(answer + stop), ids + ids_of(stop)] if stop else [])}
-        return answer, surprise(prompt, written(prompt, ends))
-    own: tuple[int, ...] = ()
-    while len(own) < LIMIT and 2 not in own and (stop is None or stop not in text_of(own)):
-        own += (int(log_probs(prompt + own)[-1].argmax()),)
-    return text_of(own).split(stop)[0] if stop else text_of(own), surprise(prompt, own)
+        ways = [[*ids, 2], *([ids_of(answer + stop), ids + ids_of(stop)] if stop else [])]
+        return answer, surprise(prompt, likeliest(model(), prompt, ways.__contains__, ways))
 
+    def before_stop(own: list[int]) -> list[str]:
+        """The text of an answer; more than one part if it has a stop string."""
+        text = tokenizer().decode(own, skip_special_tokens=True)
+        return text.split(stop) if stop else [text]
 
-def written(prompt: tuple[int, ...], ways: set[tuple[int, ...]]) -> tuple[int, ...]:
-    """The way that the model would take: the most probable token at each place, up to an end."""
-    taken: tuple[int, ...] = ()
-    while taken not in ways:
-        place, after = len(taken), log_probs(prompt + taken)[-1]
-        tokens = {way[place] for way in ways if way[:place] == taken}
-        taken += (max(tokens, key=lambda token: after[token].item()),)
-    return taken
-
-
-def text_of(ids: tuple[int, ...]) -> str:
-    return tokenizer().decode(ids, skip_special_tokens=True)
+    own = likeliest(
+        model(),
+        prompt,
+        lambda own: len(own) == LIMIT or 2 in own or len(before_stop(own)) > 1,
+    )
+    return before_stop(own)[0], surprise(prompt, own)
 
 
 def is_wrong(name: str, value: object) -> bool | None:
@@ -174,16 +168,11 @@ def content(message: Mapping[str, Any], doubt: list[str]) -> str:
 
 
 def rendered(row: Mapping[str, Any], messages: list[Any], doubt: list[str]) -> str:
-    """The template above, by hand."""
-    text = "".join(f"+{tool['function']['name']}" for tool in row.get("tools") or [])
-    text += "".join(f"[{document['text']}]" for document in row.get("documents") or [])
-    text += "(short)" * ((row.get("chat_template_kwargs") or {}).get("enable_thinking") is False)
-    for message in messages:
-        calls = message.get("tool_calls") or []
-        text += f"<s>{message['role']}{message.get('name') or ''}: "
-        text += next(filter(None, map(message.get, REASONING)), "") + content(message, doubt)
-        text += "".join(f"@{call['function']['name']}" for call in calls) + "</s>"
-    return text + "<s>assistant:"
+    """What the template above makes of messages whose contents are one text each."""
+    given = {name: row.get(name) for name in ("tools", "documents")}
+    given |= row.get("chat_template_kwargs") or {}
+    whole = [message | {"content": content(message, doubt)} for message in messages]
+    return Template(TEMPLATE).render(given, messages=whole, add_generation_prompt=True)
 
 
 def check_messages(messages: object, name: str, doubt: list[str]) -> None:
@@ -221,13 +210,12 @@ def right(row: object) -> Right:
         rendered(row, given, doubt)  # raises if any message is none
         if given[-1]["role"] == "assistant":
             *given, last = given
-            content(last, doubt)
             more = [field for field in ("tool_calls", *REASONING) if last.get(field)]
             refuse(answer is not None or more, "answer", *more)
             answer = content(last, doubt)
             doubt += ["an empty last message"] * (not answer)
         refuse(not given, "chat")
-        prompt = ids_of(rendered(row, given, doubt))
+        prompt = tuple(ids_of(rendered(row, given, doubt)))
     if answer is not None:
         refuse(CHAT.match(clean(answer, "answer", "content", name)), "answer", name)
     other = [plain[field] for field in plain if field in NAMES_OF_ANSWERS]
@@ -243,15 +231,11 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def no_constant(text: str) -> None:
-    raise ValueError(text)
-
-
 def json_lines(data: bytes) -> Iterator[object]:
     for line in decoded(data).split("\n"):
         if line.strip():
             try:
-                row = json.loads(line, object_pairs_hook=unique, parse_constant=no_constant)
+                row = json.loads(line, object_pairs_hook=unique, parse_constant=int)  # NaN
             except ValueError:
                 row = None
             yield row if isinstance(row, dict) else Refused("object per line", file=True)
@@ -262,8 +246,7 @@ def decoded(data: bytes) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise Refused("UTF-8", "utf-8", file=True) from None
-    if "\0" in text:
-        raise Refused("UTF-8", "utf-8", "NUL", "\\x00", file=True)
+    refuse("\0" in text, "UTF-8", "utf-8", "NUL", "\\x00", file=True)
     return text
 
 
@@ -281,11 +264,12 @@ def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
             if text[at : at + 1] == '"':
                 at += 1
                 while text[at : at + 1] != '"' or text[at : at + 2] == '""':
-                    refuse_file(at >= end, number)
+                    refuse(at >= end, f"row {number}", file=True)
                     cell += text[at]
                     at += 2 if text[at] == '"' else 1
                 at += 1
-                refuse_file(at < end and text[at] not in (separator, "\r", "\n"), number)
+                goes_on = at < end and text[at] not in (separator, "\r", "\n")
+                refuse(goes_on, f"row {number}", file=True)
             while at < end and text[at] not in (separator, "\r", "\n"):
                 well = well and text[at] != '"'
                 cell += text[at]
@@ -296,7 +280,7 @@ def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
                 continue
             if text[at : at + 1] == "\r" and text[at : at + 2] != "\r\n" and at + 1 < end:
                 line = text[at:].partition("\n")[0]
-                refuse_file(text[start : at + len(line)].count('"') % 2, number)
+                refuse(text[start : at + len(line)].count('"') % 2, f"row {number}", file=True)
                 cells, well = [] if line.strip("\r") else cells, False
                 at += len(line)
             at += text[at : at + 1] == "\r"
@@ -304,11 +288,6 @@ def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
         if text[start:at].strip("\r\n"):
             yield cells, well
             number += 1
-
-
-def refuse_file(wrong: object, number: int) -> None:
-    if wrong:
-        raise Refused(f"row {number}", file=True)
 
 
 def csv_rows(data: bytes) -> Iterator[object]:
@@ -321,8 +300,7 @@ def csv_rows(data: bytes) -> Iterator[object]:
             break
     else:
         raise Refused("prompt", "messages", "twice", file=True)
-    if len({*header}) < len(header):
-        raise Refused("twice", file=True)
+    refuse(len({*header}) < len(header), "twice", file=True)
     for cells, well in list(records(text, separator))[1:]:
         if not well:
             yield Refused("quote", file=True)
@@ -334,10 +312,9 @@ def csv_rows(data: bytes) -> Iterator[object]:
 
 def parquet_rows(data: bytes) -> Iterator[object]:
     table = pq.ParquetFile(BytesIO(data)).read()
-    if len({*table.column_names}) < len(table.column_names):
-        raise Refused("twice", file=True)
-    if not {"prompt", "messages"} & {*table.column_names}:
-        raise Refused("prompt", "messages", file=True)
+    names = table.column_names
+    refuse(len({*names}) < len(names), "twice", file=True)
+    refuse(not {"prompt", "messages"} & {*names}, "prompt", "messages", file=True)
     yield from table.to_pylist()
 
 

@@ -173,8 +173,8 @@ KINDS: list[Callable[[str, str], object]] = [
     lambda q, a: {"prompt": q, "tools": [TOOL], "answer": a},
     lambda q, a: {"prompt": q, "documents": [{"text": "Red."}], "answer": a},
 ]  # fmt: skip
+# Kinds that are right, most of the time.
 PLAIN = KINDS[:9]
-"""Kinds that are right, most of the time."""
 DOORS, SIZES = (
     ["python", "python", "python", "batch", "jsonl", "jsonl", "csv", "csv", "parquet"],
     [1, 1, 2],
@@ -183,8 +183,14 @@ EITHER, FIFTH, ENDS = [True, False], [True, *[False] * 4], ["\n", "\r\n"]
 SEPARATORS, QUOTING = [*",,;\t"], [csv.QUOTE_MINIMAL, csv.QUOTE_ALL]
 INDEXES = [None, None, "", "Unnamed: 0"]
 ENCODINGS = [*["utf-8"] * 8, *["utf-8-sig"] * 3, "utf-16", "cp1252"]
-LABELS = [*[{}] * 12, {"correct": True}, {"correct": False}, {"quality": 0.25}, {"correct": None}]
-LABELS += [{"correct": value} for value in ("TRUE", "true", "False", "WAHR", "yes", "", 1, 2)]
+LABELS = [
+    *[{}] * 12,
+    {"correct": True},
+    {"correct": False},
+    {"quality": 0.25},
+    {"correct": None},
+    *({"correct": value} for value in ("TRUE", "true", "False", "WAHR", "yes", "", 1, 2)),
+]
 
 
 class Deck:
@@ -207,6 +213,7 @@ def drawn(deck: Deck) -> object:
     return {**deck.draw(LABELS), **row} if isinstance(row, dict) else row
 
 
+# What becomes of a table, of a separator and line ends: as it is, or with a fault.
 IN_CSV: list[Callable[[str, str, str], str]] = [
     *[lambda whole, separator, end: whole] * 6,
     lambda whole, separator, end: separator.join(whole.split(end, 1)) + end,
@@ -232,7 +239,6 @@ IN_CSV: list[Callable[[str, str, str], str]] = [
     lambda whole, separator, end: whole.rsplit(separator, 1)[0] + end,
     lambda whole, separator, end: whole.replace("a", "\0", 1),
 ]
-"""What becomes of a table, of a separator and line ends: as it is, or with a fault."""
 
 
 def in_csv(deck: Deck, rows: list[Row]) -> bytes:
@@ -252,6 +258,7 @@ def encoded(deck: Deck, words: str) -> bytes:
     return words.encode(name, "surrogatepass" if "utf" in name else "replace")
 
 
+# What becomes of one line: as it is, or with a fault.
 IN_JSON: list[Callable[[str], str]] = [
     *[lambda line: line] * 6,
     lambda line: line[: len(line) // 2],
@@ -269,7 +276,6 @@ IN_JSON: list[Callable[[str], str]] = [
     lambda line: "\ufeff" + line,
     lambda line: json.dumps(json.loads(line), indent=1),
 ]
-"""What becomes of one line: as it is, or with a fault."""
 
 
 def in_json_lines(deck: Deck, rows: list[object]) -> bytes:

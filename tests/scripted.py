@@ -1,6 +1,7 @@
-"""A tiny model whose greedy answer to a prompt is fixed, and tokenizers with chosen merges."""
+"""A tiny model whose greedy answer to a prompt is fixed, tokenizers with chosen merges, and a slow
+way to see what a model would write."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -93,3 +94,20 @@ def scripted_model(
     model.generation_config.eos_token_id = list(end_ids)
     share_structure(model, f"scripted {len(tokenizer)} {end_ids}")
     return model
+
+
+def likeliest(
+    model: PreTrainedModel, prompt: Sequence[int], ended: Callable[[list[int]], bool],
+    ways: Sequence[list[int]] = (),
+) -> list[int]:  # fmt: skip
+    """The most probable token, one after the other by full passes, until the answer has `ended`.
+
+    `ways`: the only answers that may be written, if any.
+    """
+    answer: list[int] = []
+    while not ended(answer):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *answer]])).logits[0, -1].tolist()
+        allowed = {way[len(answer)] for way in ways if way[: len(answer)] == answer}
+        answer.append(max(allowed or range(len(logits)), key=logits.__getitem__))
+    return answer

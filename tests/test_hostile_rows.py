@@ -1,8 +1,8 @@
 """Rows as real users send them, through every door: right, or refused by name."""
 
 import json
+from itertools import zip_longest
 
-import pandas as pd
 import pytest
 
 from lm_polygraph_asmi import Scorer, score_file
@@ -21,16 +21,23 @@ def scorers():
 
 
 def test_rows_are_right_or_refused(scorers, tmp_path, request):
-    rows = 5000 if request.config.getoption("--slow") else 200
+    number = 5000 if request.config.getoption("--slow") else 200
     wrong, seen = [], []
-    for place, (door, given) in enumerate(hostile.sources(0, rows)):
+    for place, (door, given) in enumerate(hostile.sources(0, number)):
         stop = STOPS[place % 3]
         rows = given.to_dict("records") if door == "batch" else given
         expected = border.verdicts(door, rows)
         found = outcomes(scorers[stop], door, given, tmp_path / f"{place}.{door}")
         seen += expected
-        for problem in problems(expected, found, stop):
-            wrong.append(f"{place} {door}, stop {stop!r}: {problem}\n    {str(rows)[:600]}")
+        if isinstance(found, str):
+            right = any(is_refused_file(verdict, found) for verdict in expected)
+        else:
+            pairs = list(zip_longest(expected, found))
+            right = all(is_right(verdict, outcome, stop) for verdict, outcome in pairs)
+        if not right:
+            wrong.append(
+                f"{place} {door}, {stop!r}: {found}, expected {expected}\n    {rows!r:.600}"
+            )
     assert not wrong, f"{len(wrong)} of {len(seen)}\n" + "\n".join(wrong)
     for label in {verdict.label for verdict in seen if isinstance(verdict, border.Right)} - {None}:
         assert read_label(*label) == border.is_wrong(*label), label
@@ -38,15 +45,10 @@ def test_rows_are_right_or_refused(scorers, tmp_path, request):
     assert 0.15 < taken / len(seen) < 0.75  # neither is rare
 
 
-def test_what_these_rows_found(scorers):
+def test_a_wrong_role_comes_before_the_answer_that_it_hides(scorers):
     chat = [hostile.user("Who?"), hostile.says("Red.", "Assistant")]
     (found,) = scorers[None].score_many([{"messages": chat, "correct": True}])
-    assert "role" in found.error  # not that the row has no answer
-    halves = [
-        {"prompt": words, "answer": "x"} for words in ("\ud83d", [hostile.user("\ud83d")], "Who?")
-    ]
-    table = BatchScorer(lambda: scorers[None])(pd.DataFrame(halves, dtype=object))
-    assert table["error"].isna().tolist() == [False, False, True]
+    assert "role" in found.error
 
 
 def outcomes(scorer, door, given, path):
@@ -85,29 +87,15 @@ def read_label(name, value):
         return None if name in str(error) else error
 
 
-def problems(expected, found, stop):
-    refused = [verdict for verdict in expected if isinstance(verdict, border.Refused)]
-    if isinstance(found, str):
-        if not any(verdict.file and named(verdict, found) for verdict in refused):
-            yield f"expected {expected}, the file was refused: {found}"
-        return
-    if len(found) != len(expected):
-        yield f"expected {len(expected)} rows, found {found}"
-        return
-    for number, (verdict, outcome) in enumerate(zip(expected, found, strict=True), start=1):
-        if isinstance(verdict, border.Refused):
-            if not isinstance(outcome, str):
-                yield f"row {number}: expected a refusal that names {verdict.names}, got {outcome}"
-            elif not verdict.file and not named(verdict, outcome):
-                yield f"row {number}: expected an error that names {verdict.names}: {outcome}"
-        elif isinstance(outcome, str):
-            if not verdict.doubt:
-                yield f"row {number}: expected {verdict[1:]}, got the error {outcome}"
-        else:
-            right = (*border.number(verdict.prompt, verdict.answer, stop), verdict.label)
-            if outcome != (right[0], pytest.approx(right[1], abs=1e-3), right[2]):
-                yield f"row {number}: expected {right}, got {outcome}"
+def is_right(verdict, outcome, stop):
+    """Whether a row has its number, or an error with one of the names that its refusal needs."""
+    if isinstance(verdict, border.Refused):
+        return isinstance(outcome, str) and (verdict.file or verdict.is_named_in(outcome))
+    if isinstance(outcome, str):
+        return bool(verdict.doubt)
+    text, msp = border.number(verdict.prompt, verdict.answer, stop)
+    return outcome == (text, pytest.approx(msp, abs=1e-3), verdict.label)
 
 
-def named(verdict, error):
-    return any(name in error for name in verdict.names)
+def is_refused_file(verdict, error):
+    return isinstance(verdict, border.Refused) and verdict.file and verdict.is_named_in(error)

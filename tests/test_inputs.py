@@ -5,6 +5,7 @@ What is taken is written out here once more, so that nothing is taken by acciden
 
 import json
 import random
+import re
 from itertools import product
 
 import numpy as np
@@ -35,35 +36,18 @@ TAKEN = {
 }
 
 
-def refused(message, **more):
-    with pytest.raises(ValueError, match=r".") as raised:
-        parse_request([ASKED, message, ASKED], **more)
-    return str(raised.value)
-
-
 @pytest.mark.parametrize(("role", "field"), [*product(TAKEN, VALUES)])
 def test_fields_of_messages(role, field):
-    message = {"role": role, "content": "Blue.", field: VALUES[field]}
+    plain = {"role": role, "content": "Blue."}
+    message = plain | {field: VALUES[field]}
     if field in TAKEN[role]:
         found = parse_request([ASKED, message, ASKED]).prompt[1]
         assert list(found.items()) == list(message.items())  # in their order, which templates write
     else:
-        assert f"message 2: {field}:" in refused(message)
+        with pytest.raises(ValueError, match=f"message 2: {field}:"):
+            parse_request([ASKED, message, ASKED])
     for empty in (None, []):  # as servers write what is not there
-        plain = {"role": role, "content": "Blue."}
         assert parse_request([ASKED, plain | {field: empty}, ASKED]).prompt[1] == plain
-
-
-@pytest.mark.parametrize(
-    ("role", "meant"),
-    [("Assistant", "assistant"), ("USER", "user"), ("model", "assistant"), ("ai", "assistant"),
-     ("bot", "assistant"), ("human", "user"), ("function", None), ("", None), ("user ", None),
-     (None, None), (5, None), (["user"], None), ("other", None)],
-)  # fmt: skip
-def test_other_roles(role, meant):
-    said = refused({"role": role, "content": "Blue."})
-    assert "message 2: role" in said
-    assert (f"write {meant!r}" in said) == (meant is not None)
 
 
 PLACES = [
@@ -77,6 +61,7 @@ PLACES = [
     *(({"content": each}, "content") for each in (3, {}, {"text": "a"}, True, b"a", None, [])),
     *(({"content": [each]}, "content[0]") for each in (5, "a", None, ["a"])),
     ({"text": "a"}, "content"),
+    ({"role": "assistant"}, "content"),
     *(({"name": name, "content": "a"}, "name") for name in (5, True, {"a": 1})),
 ]  # fmt: skip
 CALLS = [
@@ -92,31 +77,43 @@ CALLS = [
 ]
 
 
+ROLES = [
+    *((role, f"write {meant!r}") for role, meant in (
+        ("Assistant", "assistant"), ("USER", "user"), ("model", "assistant"), ("ai", "assistant"),
+        ("bot", "assistant"), ("human", "user"))),
+    *((role, "or tool, got") for role in ("function", "", "user ", None, 5, ["user"], "other")),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("fields", "place"),
-    [*PLACES, *(({"role": "assistant", "tool_calls": calls}, at) for calls, at in CALLS)],
+    [
+        *PLACES,
+        *(({"role": "assistant", "tool_calls": calls}, at) for calls, at in CALLS),
+        *(({"role": role, "content": "Blue."}, word) for role, word in ROLES),
+    ],
 )
 def test_what_is_no_message_is_named_by_its_place(fields, place):
-    said = refused({"role": "user"} | fields)
-    assert "message 2" in said
-    assert place in said
+    with pytest.raises(ValueError, match=rf"message 2.*{re.escape(place)}"):
+        parse_request([ASKED, {"role": "user"} | fields, ASKED])
 
 
-def test_what_messages_become():
-    """Parts are one text; a call needs no content; two parts are said to be joined."""
-    kinds = ("text", "input_text", "output_text")
-    for number in (1, 2, 3):
-        parts = [{"type": kind, "text": kind[0], "annotations": []} for kind in kinds[:number]]
-        found = parse_request([{"role": "developer", "content": parts}, ASKED])
-        assert found.prompt[0] == {"role": "developer", "content": "tio"[:number]}
-        assert ["message 1 were joined" in note for note in found.notes] == [True] * (number > 1)
-    for arguments in ({"q": 1}, '{"q": 1}', {}):
-        call = {"function": {"name": "find", "arguments": arguments}}
-        message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        said = parse_request([ASKED, message, {"role": "tool", "content": "7"}]).prompt[1]
-        assert (said["content"], said["tool_calls"]) == ("", [call])
-    assert parse_request((ASKED,)).prompt == [ASKED]
-    assert "message 2" in refused({"role": "assistant"})
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_parts_are_one_text(number):
+    """Of several, it is said that they were joined."""
+    kinds = ("text", "input_text", "output_text")[:number]
+    parts = [{"type": kind, "text": kind[0], "annotations": []} for kind in kinds]
+    found = parse_request(({"role": "developer", "content": parts}, ASKED))
+    assert found.prompt == [{"role": "developer", "content": "tio"[:number]}, ASKED]
+    assert ["message 1" in note for note in found.notes] == [True] * (number > 1)
+
+
+@pytest.mark.parametrize("arguments", [{"q": 1}, '{"q": 1}', {}])
+def test_a_call_needs_no_content(arguments):
+    call = {"function": {"name": "find", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    said = parse_request([ASKED, message, {"role": "tool", "content": "7"}]).prompt[1]
+    assert said == message | {"content": ""}
 
 
 @pytest.mark.parametrize(
@@ -172,6 +169,8 @@ REQUESTS = [
     ({"prompt": [ASKED | {"name": "\udc00"}]}, "name of message 1"),
     ({"prompt": [SAYS | {"tool_calls": [CALL | {"id": "\ud800"}]}, ASKED]},
      r"tool_calls\[0\].id of message 1"),
+    ({"prompt": [SAYS | {"tool_calls": [{"function": {"name": "f", "arguments": {"\ud800": 1}}}]},
+                 ASKED]}, r"name in tool_calls\[0\].function.arguments of message 1"),
 ]  # fmt: skip
 
 
@@ -182,8 +181,8 @@ def test_what_is_no_request(content, words):
 
 
 def test_what_stands_beside_messages():
-    beside = {"tools": [CALL], "documents": [{"text": "x"}]}
-    beside["chat_template_kwargs"] = {"enable_thinking": False}
+    variables = {"enable_thinking": False}
+    beside = {"tools": [CALL], "documents": [{"text": "x"}], "chat_template_kwargs": variables}
     assert parse_request([ASKED], **beside).template == beside
     assert parse_request("Who?", **dict.fromkeys(TEMPLATE)).template == {}
     with pytest.raises(TypeError, match=r"Scorer\(model, stop="):
@@ -236,13 +235,13 @@ def test_fields_by_their_names(name, without, beside):
     assert parse_row({"prompt": "Who?", "answers": {"text": ["Brask"]}}) == {"prompt": "Who?"}
 
 
-@pytest.mark.parametrize("label", [{"correct": False}, {"quality": 0}])
-def test_a_label_without_its_answer(label):
+@pytest.mark.parametrize(("name", "label"), [("correct", False), ("quality", 0)])
+def test_a_label_without_its_answer(name, label):
     for prompt in ("Who?", [ASKED], [SAYS, ASKED]):
-        with pytest.raises(ValueError, match=f'"{next(iter(label))}".*answer'):
-            parse_row({"prompt": prompt} | label)
-    for row in ({"prompt": "Who?", "answer": ""}, {"messages": [ASKED, SAYS]}):
-        assert parse_row(row | label)["prompt"] in ("Who?", [ASKED, SAYS])
+        with pytest.raises(ValueError, match=f'"{name}".*answer'):
+            parse_row({"prompt": prompt, name: label})
+    for row in ({"prompt": "Who?", "answer": ""}, {"prompt": [ASKED, SAYS]}):
+        assert parse_row(row | {name: label}) == row
 
 
 @pytest.mark.parametrize(
@@ -254,7 +253,15 @@ def test_what_is_no_row(row):
     with pytest.raises(ValueError, match=r"prompt|messages"):
         parse_row(row)
     assert parse_row("Who?") == parse_row({"prompt": "Who?"}) == {"prompt": "Who?"}
-    full = {"messages": [ASKED], "samples": ["a"], "tools": [CALL], "id": 7, "context": "x"}
+    full = {
+        "messages": [ASKED],
+        "samples": ["a"],
+        "tools": [CALL],
+        "id": 7,
+        "context": "x",
+        "ID": 8,
+        "Id": 9,
+    }
     assert parse_row(full) == {"prompt": [ASKED], "samples": ["a"], "tools": [CALL]}
 
 
@@ -288,6 +295,8 @@ TEXTS = [
     "- from: Brask\n- to: Ondine", '{"from": "Brask", "to": "Ondine", "value": 3}', "[user] Who?",
     "User: Who?\nAssistant: Brask", "Human: Who?", "<user>Who?</user>", '["user", 1]'[1:],
     "system, user and assistant: which is missing?", "{x: x is a tool}", "SELECT role FROM users",
+    "role: user", "- type: text\n- size: 5", '{"role": "assistant", "age": 5}',
+    "[{'role': 'user'}]",
     '{"type": "object", "properties": {"text": {"type": "string"}}}',
 ]  # fmt: skip
 

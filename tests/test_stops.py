@@ -1,19 +1,14 @@
 """Stop strings with quotes or escapes that were meant for a shell, Python or YAML."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi import ASMIConfig, score
-from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi import ASMIConfig
 from lm_polygraph_asmi.options import check_shell_stop
 from lm_polygraph_asmi.runs.checks import read_plan
-from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
-from tests import tiny_lm
 from tests.composing import run_of
 
 QUOTED = ["'\n'", '"\n"', "“\n”", "‘\n’", "«\n»", "„\n“", "`\n`", " '\n' ", "'###'", '"Question:"']
@@ -43,15 +38,6 @@ def test_right_ones(stop):
     assert ASMIConfig(stop=[stop]).stop == (stop,)
 
 
-@pytest.mark.parametrize("stop", ["'\\n'", "\\t", "$\\n", "\\n"])
-def test_on_the_command_line(tmp_path, stop):
-    """Which reads a line break that is spelled in the shell."""
-    (tmp_path / "rows.txt").write_text("Who?")
-    line = ["score", str(tmp_path / "rows.txt"), "--model", "no/model", "--stop", stop]
-    done = CliRunner().invoke(main, line)
-    assert (done.exit_code != 0, "stop" in done.output) == (True, stop != "\\n")
-
-
 @pytest.mark.parametrize("stops", [r"['\n']", "[\"'###'\"]"])
 def test_in_a_run(stops):
     override = f"generation_params.stop_strings={stops}"
@@ -62,11 +48,3 @@ def test_in_a_run(stops):
     ((fault,),) = read_plan(config).faults.values()
     assert fault.startswith("generation_params.stop_strings ")
     assert "wrapped in quotes" in fault or "contains the escape" in fault
-
-
-def test_of_a_model_of_the_host():
-    model = tiny_lm.whitebox(stop_strings=[""])
-    with pytest.raises(ValueError, match="empty string"):
-        score(model, "Who?", " Brask")
-    with pytest.raises(ValueError, match="empty string"):
-        load_stat_calculator({}, SimpleNamespace(model=model))

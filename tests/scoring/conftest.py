@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests import tiny_lm
+from tests.scripted import likeliest
 
 PROMPT = "Who built the ferry?"
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -38,19 +39,13 @@ def templated(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTo
     return copy
 
 
-def user(content, **fields):
-    return [{"role": "user", "content": content, **fields}]
-
-
 def greedy(model, tokenizer, length):
-    """The most probable token, one after the other, until an end token."""
-    ids, answer = tokenizer(PROMPT, return_tensors="pt")["input_ids"], []
-    while len(answer) < length and tokenizer.eos_token_id not in answer:
-        with torch.no_grad():
-            token = model(ids).logits[0, -1].argmax()
-        ids = torch.cat([ids, token[None, None]], dim=1)
-        answer.append(token.item())
-    return answer
+    """The model's own answer of so many tokens, or up to an end token."""
+
+    def ended(answer):
+        return len(answer) == length or tokenizer.eos_token_id in answer
+
+    return likeliest(model, tokenizer(PROMPT)["input_ids"], ended)
 
 
 def ending_model(stop_strings: list[str] | None = None):

@@ -2,14 +2,13 @@
 
 import pytest
 
-from lm_polygraph_asmi import score
+from lm_polygraph_asmi import Scorer, score
 from lm_polygraph_asmi.host.prompts import rendered
 from lm_polygraph_asmi.inputs import parse_request
 from lm_polygraph_asmi.scoring import advice
-from lm_polygraph_asmi.scoring.advice import border_warnings
-from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens
-from tests.scoring.conftest import PROMPT, templated, user
+from tests.hostile import user
+from tests.scoring.conftest import PROMPT, templated
 
 pytestmark = pytest.mark.usefixtures("unseen")
 
@@ -44,7 +43,7 @@ SAYS_ALL = [
     (changed("m['content'] | tojson"), CHAT),
     (CALLS, called({"to": "Brask"})),
     (CALLS, called('{"to":  "Brask\\n"}')),
-    (ALL, user("Who <s>built</s> it?")),
+    (ALL, [user("Who <s>built</s> it?")]),
 ]
 LEAVES_OUT = [
     (ALL.replace("messages", "messages[-1:]"), CHAT,
@@ -54,7 +53,7 @@ LEAVES_OUT = [
     ("{# nothing #}", [*CHAT, *CHAT[:-1]],
      [*(f"content of message {number}" for number in range(1, 6)), "and 4 more:"]),
     # The same text elsewhere does not hide a message that is left out.
-    (ALL.replace("messages", "messages[1:]"), [*user("Who?"), *CHAT[2:]],
+    (ALL.replace("messages", "messages[1:]"), [user("Who?"), *CHAT[2:]],
      ["content of message 1 (user)"]),
     (changed("m['content'] or ''"), called({"to": "Brask"}),
      ["tool_calls[0].function.name of message 2", "tool_calls[0].function.arguments.to of"]),
@@ -106,21 +105,23 @@ WARNED = {
         ("{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}", None),
     ],
 }
-CASES = [(user(PROMPT), kind, *case) for kind, cases in WARNED.items() for case in cases]
-CASES += [
-    (called(arguments), "in quotes", template, word)
-    for arguments, template, word in (
-        ('{"to": "Brask"}', CALLS, "tool_calls[0].function.arguments of message 2"),
-        ('{"to":  "Brask\\n"}', CALLS, "tool_calls[0].function.arguments of message 2"),
-        ({"to": "Brask"}, CALLS, None),
-        ('{"to": "Brask"}', AS_TEXT, None),
-        ("Brask", CALLS, None),  # without quotes of its own
-        ('{"to": "Brask"}', ALL, None),  # left out, which is said
-    )
+IN_QUOTES = [
+    ('{"to": "Brask"}', CALLS, "tool_calls[0].function.arguments of message 2"),
+    ('{"to":  "Brask\\n"}', CALLS, "tool_calls[0].function.arguments of message 2"),
+    ({"to": "Brask"}, CALLS, None),
+    ('{"to": "Brask"}', AS_TEXT, None),
+    ("Brask", CALLS, None),  # without quotes of its own
+    ('{"to": "Brask"}', ALL, None),  # left out, which is said
 ]
 
 
-@pytest.mark.parametrize(("chat", "kind", "template", "word"), CASES)
+@pytest.mark.parametrize(
+    ("chat", "kind", "template", "word"),
+    [
+        *((CHAT[-1:], kind, *case) for kind, cases in WARNED.items() for case in cases),
+        *((called(arguments), "in quotes", *case) for arguments, *case in IN_QUOTES),
+    ],
+)
 def test_what_a_template_makes_of_messages(tokenizer, chat, kind, template, word):
     said = warned(tokenizer, template, chat).get(kind)
     assert (said is None) == (word is None)
@@ -160,6 +161,7 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(tokenizer, template, promp
         ("3 + 5 =", " 8", None),
         ("Who?\n", "Guests", None),
         ("谁?", "客人", None),
+        *((f"Who? {mark}", "Guests", None) for mark in "([{<'\"`/-_@#$€«„"),
         ("Who", ", then?", None),
         ("Who is it? ", "Brask", "End the prompt where a word ends"),
     ],
@@ -167,36 +169,49 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(tokenizer, template, promp
 def test_the_border_of_prompt_and_answer(tokenizer, prompt, answer, said):
     before = tokenizer(prompt)["input_ids"]
     follows = answer_tokens(tokenizer, prompt, before, answer)[1]
-    found = list(border_warnings(prompt, answer, follows))
+    found = list(advice.border_warnings(prompt, answer, follows))
     assert [str(said) in one for one in found] == [True] * (said is not None)
 
 
 def test_a_score_carries_them(model, tokenizer):
-    """And an answer that is read without masks; a template says nothing of a text."""
+    """Those of a template, and of an answer that was given; a template says nothing of a text."""
     template = "{{ strftime_now('%d') }}" + THINK.replace("messages", "messages[1:]")
     scorer = Scorer(model, tokenizer=templated(tokenizer, template), mask_rate=0.3)
     chat, answer = [CHAT[0], CHAT[-1]], "<think>\n Brask"
-    expected = ["the clock or chance", "leaves out or changes the content of message 1", "repeats"]
-    for given in (answer, tokenizer(answer, add_special_tokens=False)["input_ids"]):
-        found = scorer.score(chat, given)
+    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    of_template = ["the clock or chance", "leaves out or changes the content of message 1"]
+    for prompt, given, expected in (
+        (chat, answer, [*of_template, "repeats"]),
+        (chat, ids, [*of_template, "repeats"]),
+        (chat, None, [*of_template, "cut off"]),
+        ("3 + 5 =", " 8", []),
+        ("3 + 5 =", "8", ["its token differs"]),
+    ):
+        found = scorer.score(prompt, given)
         assert all(word in said for word, said in zip(expected, found.warnings, strict=True))
-        assert scorer.read(chat, given).warnings == found.warnings
         assert set(found.warnings) <= set(found.explanation)
-    assert not [said for said in scorer.score(chat).warnings if "repeats" in said]  # its own
-    spaced, bare = (scorer.score("3 + 5 =", text) for text in (" 8", "8"))
-    assert spaced.warnings == ()
-    assert ["gives other tokens" in said for said in bare.warnings] == [True]
-    drawing = templated(tokenizer, ALL + 3 * "{{ range(99999) | random }} ")
-    with pytest.raises(ValueError, match="template is random"):
-        score(model, CHAT[-1:], " Brask", tokenizer=drawing)
+
+
+@pytest.mark.parametrize(
+    ("template", "word"),
+    [(ALL + 3 * "{{ range(99999) | random }} ", "chance"),
+     *((broken, "does not support") for broken in ("{{ 1 + 'a' }}", "{% for", "{{ 1 / 0 }}"))],
+)  # fmt: skip
+def test_a_template_of_chance_or_that_fails_is_refused(tokenizer, template, word):
+    """But not for a prompt that is a text."""
+    with pytest.raises(ValueError, match=word):
+        warned(tokenizer, template, CHAT[-1:])
+    assert warned(tokenizer, template, PROMPT) == {}
 
 
 def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):
     settings = {"tokenizer": tokenizer, "max_new_tokens": 3, "num_masks": 2}
     found = score(model, PROMPT, **settings)
-    said = "cut off after 3 tokens without an end: increase max_new_tokens"
-    for stop, told in ((None, f"{said}, or pass a `stop`"), ("never", f"{said}.")):
-        (warning,) = score(model, PROMPT, stop=stop, **settings).warnings
-        assert told in warning
-    assert score(model, PROMPT, stop=found.tokens[2].text, **settings).warnings == ()
-    assert score(model, PROMPT, list(found.ids), **settings).warnings == ()
+    for answer, stop, words in (
+        (None, None, ["cut off after 3 tokens", "`stop`"]),
+        (None, "never", ["cut off after 3 tokens"]),
+        (None, found.tokens[2].text, []),
+        (list(found.ids), None, []),
+    ):
+        said = " ".join(score(model, PROMPT, answer, stop=stop, **settings).warnings)
+        assert [word for word in ("cut off after 3 tokens", "`stop`") if word in said] == words

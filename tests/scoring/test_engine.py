@@ -29,11 +29,6 @@ def assert_close(found, expected, most, names, rtol=0.0):
 
 
 @pytest.fixture
-def model():
-    return tiny_model("llama")
-
-
-@pytest.fixture
 def passes(monkeypatch):
     layers, run = [], algorithm.run_unmasked
     monkeypatch.setattr(
@@ -44,20 +39,20 @@ def passes(monkeypatch):
 
 @pytest.mark.usefixtures("unseen")
 @pytest.mark.parametrize("scope", SCOPES)
-def test_depths_share_the_unmasked_pass(model, passes, scope):
+def test_depths_share_the_unmasked_pass(llama, passes, scope):
     engine, depths = Engine(scope=scope, **SETTINGS), [0.3, 0.6, 0.9]
-    together = engine.score(model, *ANSWER, depths=depths)
+    together = engine.score(llama, *ANSWER, depths=depths)
     assert passes == [[1, 2, 3]]
     for depth, shared in zip(depths, together, strict=True):
-        (apart,) = Engine(scope=scope, depth=depth, **SETTINGS).score(model, *ANSWER)
-        assert_close(shared, apart, allowed(model, IDS), TOKEN_STATISTICS)
+        (apart,) = Engine(scope=scope, depth=depth, **SETTINGS).score(llama, *ANSWER)
+        assert_close(shared, apart, allowed(llama, IDS), TOKEN_STATISTICS)
         assert shared.mask_seed == apart.mask_seed
-        assert shared.settings == apart.settings == engine.settings(model, depth)
+        assert shared.settings == apart.settings == engine.settings(llama, depth)
     assert len({tuple(each.mi.round(6)) for each in together}) == 3
 
 
 @pytest.mark.usefixtures("unseen")
-def test_depths_are_reused_one_by_one(model, passes, tmp_path):
+def test_depths_are_reused_one_by_one(llama, passes, tmp_path):
     without, kept = Engine(**SETTINGS), Engine(**SETTINGS, store=ResultCache(tmp_path))
     for engine, depths, reused in (
         (without, [0.3], [False]),
@@ -66,16 +61,16 @@ def test_depths_are_reused_one_by_one(model, passes, tmp_path):
         (kept, [0.6, 0.3], [True, True]),
         (without, [0.3], [False]),
     ):
-        found = engine.score(model, *ANSWER, depths=depths)
+        found = engine.score(llama, *ANSWER, depths=depths)
         assert [each.reused for each in found] == reused
     assert passes == [[1], [2], [1], [1]]
-    (longer,) = kept.score(model, IDS[: PROMPT - 1], IDS[PROMPT - 1 :].tolist(), depths=[0.6])
+    (longer,) = kept.score(llama, IDS[: PROMPT - 1], IDS[PROMPT - 1 :].tolist(), depths=[0.6])
     assert (longer.reused, len(longer.mi)) == (False, len(IDS) - PROMPT + 1)
 
 
 UNUSED = slice(-16, None)
+# What a model may write for a token that it never says; in 32 bits both are probability 0.
 HIDDEN, SMALL = -torch.inf, -1e4
-"""What a model may write for a token that it never says; in 32 bits both are probability 0."""
 
 
 def phi(bias: float, at: slice | int = UNUSED, dtype: torch.dtype = torch.float32):
@@ -122,9 +117,8 @@ def test_a_logit_of_minus_infinity_is_probability_0(make, scope):
 
 def test_an_answer_with_an_impossible_token_is_refused():
     engine, last = Engine(**SETTINGS), SIZES["vocab_size"] - 1
-    said = rf"the answer's token 2 of 3 \(id {last}\) has probability 0"
     for score in (engine.score, engine.read):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=rf"token 2 of 3 \(id {last}\)"):
             score(phi(HIDDEN), ANSWER[0], [7, last, 2])
 
 
@@ -137,10 +131,8 @@ def test_an_answer_with_an_impossible_token_is_refused():
     ],
 )
 def test_logits_of_no_distribution(bias, at, dtype, advice):
-    with pytest.raises(FloatingPointError, match="logits that are no distribution") as raised:
+    with pytest.raises(FloatingPointError, match=rf"PhiForCausalLM \({dtype}\).*{advice}"):
         Engine(**SETTINGS).score(phi(bias, at, dtype), *ANSWER)
-    assert str(raised.value).startswith(f"PhiForCausalLM ({dtype}) returned")
-    assert advice in str(raised.value)
 
 
 def test_the_budget_holds_for_the_reductions(monkeypatch):

@@ -19,7 +19,7 @@ from lm_polygraph_asmi import Scorer, score_file
 from lm_polygraph_asmi.files import locked, parse_json
 from lm_polygraph_asmi.scoring import BatchScorer, Score, UnmaskedAnswer, output
 from lm_polygraph_asmi.tables import Row
-from tests.scoring.conftest import PROMPT
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
 from tests.scoring.test_rows import MIXED, contents
 
 pytestmark = pytest.mark.usefixtures("unseen")
@@ -30,6 +30,7 @@ ROWS = [
     {"prompt": 'Where do the "blue kites" start,\nand when?', "gold": "NA", "id": "2"},
     {"prompt": "True or False?", "answer": [7, 8], "gold": "true", "id": "3"},
 ]
+WITH_DOCUMENTS = {"prompt": MESSAGES, "answer": " Brask", "documents": [{"text": "Brask"}]}
 SETTINGS = {"num_masks": 6, "mask_rate": 0.4, "max_new_tokens": 3}
 
 
@@ -40,7 +41,8 @@ def write(path, rows):
 
 @pytest.fixture(scope="module")
 def scorer(model, tokenizer):
-    return Scorer(model, tokenizer=tokenizer, **SETTINGS)
+    with_documents = templated(tokenizer, CHAT + "{{ documents }}")
+    return Scorer(model, tokenizer=with_documents, **SETTINGS)
 
 
 @pytest.fixture
@@ -79,22 +81,19 @@ def full_disk(patch, room, opened=Path.open):
 
 def stopped(draw, scorer, source, out):
     """A call that is killed, or finds a full disk at some moment; what it says of the disk."""
-    last = draw.randint(1, 4)
-
-    def killed(row, _):
-        if row.number >= last:
-            raise KeyboardInterrupt
-
-    how, no_room = draw.choice(["killed", "full", "full at the end"]), OSError(errno.ENOSPC, "Full")
-    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+    last, how = draw.randint(1, 4), draw.choice(["killed", "full", "full at the end"])
+    seen = Mock(side_effect=[None] * last + [KeyboardInterrupt]) if how == "killed" else None
+    with pytest.MonkeyPatch.context() as patch:
         if how == "full":
             full_disk(patch, draw.choice([0, 9, draw.randint(1, 15_000)]))
-        if how == "full at the end":
+        elif how == "full at the end":
+            no_room = OSError(errno.ENOSPC, "Full")
             patch.setattr(output, "write_parquet", Mock(side_effect=no_room))
-        try:
-            score_file(scorer, source, out, seen=killed if how == "killed" else None)
-        except OSError as error:
-            return str(error)
+        with suppress(KeyboardInterrupt):
+            try:
+                score_file(scorer, source, out, seen=seen)
+            except OSError as error:
+                return str(error)
     return None
 
 
@@ -154,45 +153,50 @@ def rows_of(*contents):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path, suffix):
-    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / f"out{suffix}"
-    score_file(scorer, source, out)
-    before, moved = out.read_bytes(), deepcopy(model)
+def test_what_a_file_does_not_go_on_with(scorer, model, tmp_path, suffix):
+    rows, out = [*ROWS, WITH_DOCUMENTS], tmp_path / f"out{suffix}"
+    score_file(scorer, rows_of(*rows), out)
+    before, moved, ending = out.read_bytes(), deepcopy(model), deepcopy(model)
     with torch.no_grad():
         moved.lm_head.weight[5] += 1
-    for other, settings, word in (
+    ending.generation_config.eos_token_id = [2, 7]
+    others = [
         (model, {"depth": 0.9, "stop": "?"}, "depth 0.6 there, 0.9 here; stop"),
         (moved, {}, "weights"),
+        (ending, {}, "tokenizer"),
         (model, {"attention": "sdpa"}, "attention_in_use 'eager' there, 'sdpa' here"),
-    ):
+    ]
+    changes = [
+        *((1, fields) for fields in ({"prompt": "Who?"}, {"prompt": None}, {"answer": " 1931"})),
+        *((4, {"documents": documents}) for documents in (None, [{"text": "Orla"}])),
+    ]
+    refused = [
+        *((Scorer(other, tokenizer=scorer.tokenizer, **SETTINGS, **settings), rows, out.name, word)
+          for other, settings, word in others),
+        *((scorer, [row | fields if row is rows[at - 1] else row for row in rows], out.name,
+           f"row {at} has another") for at, fields in changes),
+        (scorer, [ROWS[0] | {"score": 7, "row": 1, "tokens": "x"}], out.name, "row', 'score', 't"),
+        *((scorer, rows, f"new{end}", "--sheet") for end in (".csv", ".txt", ".json", "", ".xlsx")),
+    ]  # fmt: skip
+    for another, given, name, word in refused:
         with pytest.raises(ValueError, match=word):
-            score_file(Scorer(other, tokenizer=tokenizer, **SETTINGS, **settings), source, out)
-    for changed in ({"prompt": "Who?"}, {"prompt": None}, {"answer": " 1931"}):
-        with pytest.raises(ValueError, match="row 1 has another prompt or answer"):
-            score_file(scorer, rows_of(ROWS[0] | changed, *ROWS[1:]), out)
+            score_file(another, rows_of(*given), tmp_path / name)
     with locked(out), pytest.raises(ValueError, match="being written by another"):
-        score_file(scorer, source, out)
-    with pytest.raises(ValueError, match=r"\['row', 'score', 'tokens'\]"):
-        score_file(scorer, rows_of(ROWS[0] | {"score": 7, "row": 1, "tokens": "x"}), out)
-    for name in ("new.csv", "new.tsv", "new.txt", "new.json", "new", "new.xlsx"):
-        with pytest.raises(ValueError, match=r"\.jsonl or \.parquet.*--sheet"):
-            score_file(scorer, source, tmp_path / name)
-    assert out.read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", out.name}
+        score_file(scorer, rows_of(*rows), out)
+    assert (out.read_bytes(), [*tmp_path.iterdir()]) == (before, [out])
     for text in ("my notes\n", '{"prompt": "Who?"}\n', "[1]\n"):  # no rows of ours
         lines_of(out).write_text(text)
         with pytest.raises(ValueError, match=rf"{lines_of(out)}, line 1"):
-            score_file(scorer, source, out)
+            score_file(scorer, rows_of(*rows), out)
         assert lines_of(out).read_text() == text
 
 
 def test_what_json_lacks_is_not_written(scorer, tmp_path):
     """NaN of a table is a missing value; numbers of JSON stay as they are."""
-    row = '{"prompt": "Who?", "answer": " a", "x": -0.0, "y": 123456789012345678901234567890}\n'
-    (tmp_path / "in.jsonl").write_text(row)
+    numbers = '"x": -0.0, "y": 123456789012345678901234567890'
+    (tmp_path / "in.jsonl").write_text(f'{{"prompt": "Who?", "answer": " a", {numbers}}}\n')
     score_file(scorer, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    text = (tmp_path / "out.jsonl").read_text()
-    assert '"x": -0.0, "y": 123456789012345678901234567890' in text
+    assert numbers in (tmp_path / "out.jsonl").read_text()
     table = pd.DataFrame({"prompt": ["Who?", None], "answer": [" a", None], "x": [np.nan, 1.0]})
     table.to_parquet(tmp_path / "in.parquet")
     for suffix in SUFFIXES:
@@ -201,17 +205,18 @@ def test_what_json_lacks_is_not_written(scorer, tmp_path):
 
 
 def test_batches_of_a_data_engine(tiny):
+    """Columns have their types in a batch without a score, too; lists and objects are JSON."""
     score_table = BatchScorer(Scorer, str(tiny), **SETTINGS)
     table = pd.DataFrame(MIXED[:3], index=[7, 8, 9])
     found = score_table(table)
-    first, second, _ = (outcome.result for outcome in score_table.scorer.score_many(MIXED[:3]))
-    assert found["score"].tolist() == [first.score, second.score, pd.NA]
-    assert found["error"].isna().tolist() == [True, True, False]
-    assert (found["id"].tolist(), found["answer"][1]) == (list("abc"), second.answer)
-    assert json.loads(found["signals"][0]) == first.signals
-    # The columns of a batch without a score have their types.
+    one, two, _ = (outcome.result for outcome in score_table.scorer.score_many(MIXED[:3]))
+    columns = {name: found[name].tolist() for name in ("id", "score", "answer")}
+    answers = [one.answer, two.answer, ""]
+    assert columns == {"id": [*"abc"], "score": [one.score, two.score, pd.NA], "answer": answers}
+    assert json.loads(found["signals"][0]) == one.signals
     assert (score_table(table[2:]).dtypes == found.dtypes).all()
-    arrays = {"prompt": [PROMPT] * 2, "answer": [np.array([7]), [8, 9]], "samples": [pd.NA, None]}
-    assert score_table(arrays)["error"].isna().all()
+    prompts = [PROMPT, PROMPT, "\ud83d", MESSAGES, [MESSAGES[0] | {"content": "\ud83d"}]]
+    arrays = {"prompt": prompts, "answer": [np.array([7]), [8, 9], *[" x"] * 3], "samples": pd.NA}
+    assert score_table(arrays)["error"].isna().tolist() == [True, True, False, False, False]
     with pytest.raises(ValueError, match=r"'score'.*rename"):
         score_table(found)

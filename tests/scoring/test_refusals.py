@@ -2,10 +2,11 @@
 
 import json
 import re
+from contextlib import nullcontext
+from copy import deepcopy
 from unittest.mock import Mock
 
 import pytest
-from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from lm_polygraph_asmi import Scorer, score
@@ -62,7 +63,7 @@ OF_A_MODEL = [
     *((row, "prompt") for row in NO_ROWS),
     ({"prompt": PROMPT, "response": " Brask"}, "response"),
     ({"prompt": PROMPT, "correct": True}, "correct"),
-    ({"prompt": "x" * 5000}, "expected a prompt shorter than"),
+    *(({"prompt": "<s>" * number}, "prompt shorter than") for number in (255, 5000)),  # one more
     ({"prompt": "x" * 5000, "answer": " Brask"}, "context window"),
     *(
         ({"prompt": PROMPT, "answer": " Brask"} | ids, "use the model's tokenizer")
@@ -87,84 +88,85 @@ def test_requests(scorer, content, message):
 
 
 def test_rows(scorer):
-    rows = [row for row, _ in OF_A_MODEL]
-    *found, last = scorer.score_many([*rows, {"prompt": PROMPT, "answer": " Brask"}])
-    assert last.error is None
-    for one, (_, message) in zip(found, OF_A_MODEL, strict=True):
-        assert re.search(message, one.error)
-    assert [one.error for one in scorer.score_many(["", PROMPT])] == [None, None]
-    with pytest.raises(ValueError, match="on_error must be one of"):
+    """A bad one is no matter to those after it."""
+    rows, words = zip(*OF_A_MODEL, ("", ""), (PROMPT, ""), strict=True)
+    for found, word in zip(scorer.score_many(rows), words, strict=True):
+        assert (found.error is None) == (word == "")
+        assert re.search(word, found.error or "")
+    with pytest.raises(ValueError, match="on_error"):
         list(scorer.score_many([], on_error="ignore"))
 
 
-@pytest.mark.parametrize("bug", [TypeError, KeyError, RuntimeError])
-def test_a_bug_of_ours_is_no_bad_row(scorer, monkeypatch, bug):
-    monkeypatch.setattr("lm_polygraph_asmi.scoring.scorer.spans", Mock(side_effect=bug("ours")))
-    with pytest.raises(bug, match="ours"):
-        list(scorer.score_many([PROMPT]))
+@pytest.mark.parametrize(
+    "error", [TypeError, KeyError, RuntimeError, ValueError, FloatingPointError]
+)
+def test_a_bug_of_ours_is_no_bad_row(scorer, monkeypatch, error):
+    """Only bad values and numbers that are none are a row's own."""
+    monkeypatch.setattr("lm_polygraph_asmi.scoring.scorer.spans", Mock(side_effect=error("ours")))
+    of_a_row = error in (ValueError, FloatingPointError)
+    with nullcontext() if of_a_row else pytest.raises(error, match="ours"):
+        assert [found.error for found in scorer.score_many([PROMPT] * 2)] == ["ours"] * 2
 
 
 def test_models_and_tokenizers(model, tokenizer):
-    ending = templated(tokenizer, CHAT)
-    ending._tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
-    empty = templated(tokenizer, None)
-    empty._tokenizer.post_processor = None
     bert = BertConfig(vocab_size=len(tokenizer), hidden_size=8, num_attention_heads=2)
     own, most = {"tokenizer": tokenizer}, len(tokenizer)
-    for message, arguments, settings in (
-        ("expected the model's tokenizer, as in score", (model, PROMPT, " Brask"), {}),
-        ("expected the model's tokenizer, as in score", (model, PROMPT), {"tokenizer": "x"}),
-        ("expected a prompt as text, or as a list of chat", (model, tokenizer), {}),
-        ("loaded by its name. Got a loaded", (model, PROMPT), own | {"dtype": "float32"}),
-        ("BertForMaskedLM is not among the classes", (BertForMaskedLM(bert).eval(), PROMPT), own),
-        ("appends its end token", (model, PROMPT, " Brask"), {"tokenizer": ending}),
-        ("the prompt has no token", (model, "", " Brask"), {"tokenizer": empty}),
-        ("this tokenizer has no chat template", (model, MESSAGES), own),
-        (f"at most {most}, the size of .*, got {most + 1}", (model, PROMPT, " Brask"),
-         own | {"top_k": most + 1}),
-    ):  # fmt: skip
-        with pytest.raises((ValueError, TypeError), match=message):
+    for word, arguments, settings in (
+        ("the model's tokenizer", (model, PROMPT, " Brask"), {}),
+        ("the model's tokenizer", (model, PROMPT), {"tokenizer": "x"}),
+        ("prompt as text", (model, tokenizer), {}),
+        ("loaded", (model, PROMPT), own | {"dtype": "float32"}),
+        ("empty string", (whitebox(stop_strings=[""]), PROMPT), {}),
+        ("BertForMaskedLM", (BertForMaskedLM(bert).eval(), PROMPT), own),
+        ("chat template", (model, MESSAGES), own),
+        (f"at most {most}, .*, got {most + 1}", (model, PROMPT, "x"), own | {"top_k": most + 1}),
+    ):
+        with pytest.raises((ValueError, TypeError), match=word):
             score(*arguments, **settings)
     assert score(model, PROMPT, " Brask", tokenizer=tokenizer, top_k=most)
-    assert Scorer(whitebox(), tokenizer=ending).tokenizer is ending  # not LM-Polygraph's own
+    other = templated(tokenizer, CHAT)
+    assert Scorer(whitebox(), tokenizer=other).tokenizer is other  # not LM-Polygraph's own
 
 
-def test_a_tokenizer_of_another_vocabulary(tokenizer):
-    """Padded embeddings and added tokens are no matter."""
-    own = len(tokenizer)
-    for size in (own - 30, own + 30):
-        assert Scorer(whitebox(vocab_size=size).model, tokenizer=tokenizer)
-    for size in (200, 3000):
-        with pytest.raises(ValueError, match=f"it has {own} tokens, the model {size}"):
-            Scorer(whitebox(vocab_size=size).model, tokenizer=tokenizer)
-    model = whitebox().model
-    model.config.bos_token_id, model.config.eos_token_id = 70, [71, 72]
-    model.generation_config.eos_token_id = 73
-    with pytest.raises(ValueError, match=r"\[70, 71, 72, 73\].*ordinary"):
-        Scorer(model, tokenizer=tokenizer)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id  # one that is its own
-    assert Scorer(model, tokenizer=tokenizer)
+ALL, ADDED = len(whitebox().tokenizer), len(whitebox().tokenizer) + 1
+
+
+@pytest.mark.parametrize(
+    ("size", "begin", "ends", "shipped", "word"),
+    [
+        *((ALL + more, 1, 2, 2, None) for more in (-30, 30)),  # padded embeddings, added tokens
+        *((size, 1, 2, 2, f"{ALL + 2} tokens, the model {size}") for size in (200, 3000)),
+        (ALL, 70, [71, 72], 73, r"\[70, 71, 72, 73\]"),
+        (ALL, 70, [71, 72], 2, None),  # one that is its own
+        (ALL + 2, 70, [71, ADDED], 73, None),  # or that was added
+        (ALL, None, None, None, None),
+    ],
+)
+def test_a_tokenizer_of_another_vocabulary(tokenizer, size, begin, ends, shipped, word):
+    model, added = whitebox(vocab_size=size).model, deepcopy(tokenizer)
+    added.add_tokens(["<turn>", "</turn>"])
+    model.config.bos_token_id, model.config.eos_token_id = begin, ends
+    model.generation_config.eos_token_id = shipped
+    with nullcontext() if word is None else pytest.raises(ValueError, match=word):
+        assert Scorer(model, tokenizer=added)
 
 
 def test_a_tokenizer_of_other_words_with_the_same_size_and_ends(tiny, tmp_path):
     """As of Llama 2 and Mistral: seen by the tokenizer that is saved with the model."""
     model = AutoModelForCausalLM.from_pretrained(tiny)
     AutoTokenizer.from_pretrained(tiny).save_pretrained(tmp_path)
-    assert Scorer(model, tokenizer=AutoTokenizer.from_pretrained(tmp_path))
-    file = tmp_path / "tokenizer.json"
-    saved = json.loads(file.read_text())
+    saved = json.loads((tmp_path / "tokenizer.json").read_text())
     ids = saved["model"]["vocab"]
+    other = {token if n <= 2 else f"{token}~": n for token, n in ids.items()}
     last = max(ids.values()) + 3
-    for words in (
-        {token if number <= 2 else f"{token}~": number for token, number in ids.items()},
-        {token: number if number <= 2 else last - number for token, number in ids.items()},
+    for words, name, word in (
+        (ids, tiny, None),
+        (other, tiny, r"3\d\d tokens"),
+        ({token: n if n <= 2 else last - n for token, n in ids.items()}, tiny, r"3\d\d tokens"),
+        (other, "nobody/none", None),  # nothing to compare with
     ):
-        saved["model"] |= {"vocab": words, "merges": []}
-        file.write_text(json.dumps(saved))
-        other = AutoTokenizer.from_pretrained(tmp_path)
-        with pytest.raises(ValueError, match=r"3\d\d tokens have other ids than in"):
-            Scorer(model, tokenizer=other)
-    model.config.name_or_path = "nobody/none"  # nothing to compare with
-    assert Scorer(model, tokenizer=other)
+        saved["model"] |= {"vocab": words, "merges": saved["model"]["merges"] * (words is ids)}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+        model.config.name_or_path = str(name)
+        with nullcontext() if word is None else pytest.raises(ValueError, match=word):
+            assert Scorer(model, tokenizer=AutoTokenizer.from_pretrained(tmp_path))

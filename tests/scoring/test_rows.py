@@ -86,6 +86,7 @@ def test_a_file_whose_name_hides_what_it_holds(tmp_path, name, content, said):
         '{"name": "Ondine", "built": 1931}',
         "prompt: Who built it, and when?",
         "Name, prompt and answer.\nWho?",
+        "Which columns has it?\nid,prompt,answer",  # a header without rows
     ],
 )
 def test_prompts_that_hold_data_are_prompts(tmp_path, text):
@@ -94,18 +95,13 @@ def test_prompts_that_hold_data_are_prompts(tmp_path, text):
 
 
 def test_outcomes_come_as_their_rows_do(model, tokenizer):
+    """Each before the next row is taken, which stays as it was."""
     given, taken = json.loads(json.dumps(MIXED)), []
     scorer = Scorer(model, tokenizer=tokenizer, num_masks=6, max_new_tokens=3)
-    outcomes = scorer.score_many(taken.append(row["id"]) or row for row in given)
-    found = [next(outcomes)]
-    assert taken == ["a"]  # no row is taken before its turn
-    found += outcomes
-    assert given == MIXED
-    assert [(one.index, one.id) for one in found] == list(enumerate("abcd"))
-    for one, row in zip(found, MIXED, strict=True):
-        assert (one.error is None, one.result is None) == (row["id"] != "c", row["id"] == "c")
-        if one.result is not None:
-            assert one.result.tokens == scorer.score(row["prompt"], row.get("answer")).tokens
+    for one in scorer.score_many(taken.append(row) or row for row in given):
+        assert (one.index, one.id, len(taken)) == (len(taken) - 1, taken[-1]["id"], one.index + 1)
+        assert (one.error is None, one.result is None) == (one.id != "c", one.id == "c")
+    assert taken == MIXED
     assert next(scorer.score_many([{"key": 7}], id_field="key")).id == 7
     with pytest.raises(ValueError, match="expected a text"):
         list(scorer.score_many(MIXED, on_error="raise"))

@@ -1,22 +1,22 @@
 """A call scores an answer as a benchmark run does, and leaves the model as it was."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from copy import deepcopy
 from threading import current_thread
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from transformers import GenerationConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
+from lm_polygraph_asmi import ASMI, AdaptASMI, Scorer, SemASMI, available_stat_calculators, score
 from lm_polygraph_asmi.analysis.mechanism import votes
 from lm_polygraph_asmi.core.model import attention_of
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.names import SAVED
-from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, ending_model, greedy, templated
@@ -53,9 +53,8 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
     """All methods with the defaults, other settings by the one that uses all of them."""
     kinds = {"adapt": AdaptASMI} | ({} if settings else {"asmi": ASMI, "sem": SemASMI})
     estimators = {name: kind(**settings) for name, kind in kinds.items()}
-    saved = [*SAVED, "greedy_tokens", "sample_tokens"]
-    available = available_stat_calculators(list(estimators.values()))
-    run = manager(ending, list(estimators.values()), available, save_stats=saved)
+    saved, own = [*SAVED, "greedy_tokens", "sample_tokens"], list(estimators.values())
+    run = manager(ending, own, available_stat_calculators(own), save_stats=saved)
     run()
     stats, masked = run.stats, at_depth(run.stats, settings.get("depth", 0.6))
     assert set(stats["asmi_closing"]) == {True, False}
@@ -66,31 +65,26 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
             ids = stats["greedy_tokens"][row]
             found = scorer.score(prompt, ids, stats["sample_tokens"][row])
             np.testing.assert_allclose(float(found), expected[row], rtol=1e-9)
-            assert [token.id for token in found.tokens] == ids
-            assert found.scored_text == ending.tokenizer.decode(ids)
             dropped = stats["asmi_closing"][row] and not settings.get("closing_token", True)
             assert found.counted == len(ids) - dropped
+            assert found.settings.items() >= masked[row]["settings"].items()
+            chosen = votes(masked[row]["top_token"], ids)
+            of_tokens = {name: masked[row][name] for name in ("mi", "agreement")} | {
+                "entropy": stats["asmi_entropy"][row],
+                "log_likelihood": stats["asmi_log_likelihood"][row],
+                "id": ids,
+                "vote": [vote.agree for vote in chosen],
+                "alternative_share": [vote.share for vote in chosen],
+            }
             gate = {"asmi": 0, "sem": 1, "adapt": found.gate}[variant]
-            own = {name: masked[row][name] for name in ("mi", "agreement")}
-            own |= {name: stats[f"asmi_{name}"][row] for name in ("entropy", "log_likelihood")}
-            own["u"] = own["mi"] * (1 - gate * own["agreement"])
-            for name, values in own.items():
+            of_tokens["u"] = of_tokens["mi"] * (1 - gate * of_tokens["agreement"])
+            for name, values in of_tokens.items():
                 tokens = [getattr(token, name) for token in found.tokens]
                 np.testing.assert_allclose(tokens, values, rtol=1e-9, err_msg=name)
-            assert found.msp == pytest.approx(-own["log_likelihood"][: found.counted].sum())
-            assert found.settings.items() >= masked[row]["settings"].items()
-            for token, vote in zip(found.tokens, votes(masked[row]["top_token"], ids), strict=True):
-                other = [vote.alternative] if token.alternative_share else []
-                assert (token.vote, token.alternative_share) == (vote.agree, vote.share)
-                assert (token.alternative or "") == ending.tokenizer.decode(other)
-            if variant == "adapt":
-                at = "" if "gate_token" in settings else "_second_last"
-                assert found.diversity == pytest.approx(stats[f"asmi_diversity{at}"][row])
-                assert 0 < found.gate < 1
-                drawn = scorer.score(prompt, ids)  # the run's seed and temperature
-                assert (drawn.diversity, float(drawn)) == (found.diversity, float(found))
-            else:
-                assert found.diversity is found.gate is None
+            at = "" if "gate_token" in settings else "_second_last"
+            diversity = {"adapt": pytest.approx(stats[f"asmi_diversity{at}"][row])}
+            assert found.diversity == diversity.get(variant)
+            assert (found.gate is None) == (variant != "adapt")
 
 
 def test_stop_strings_of_a_model_of_lm_polygraph(model, tokenizer):
@@ -99,14 +93,11 @@ def test_stop_strings_of_a_model_of_lm_polygraph(model, tokenizer):
     length = next(n for n in range(1, 5) if stop in tokenizer.decode(plain[:n]))
     own = whitebox(stop_strings=[stop])
     own.model = model
-    for settings, tokens in (({}, length), ({"stop": []}, 6), ({"closing_token": False}, length)):
-        found = score(own, PROMPT, max_new_tokens=6, **settings)
-        assert list(found.ids) == plain[:tokens]
-        assert found.counted == tokens - ("closing_token" in settings)
-    passes, ids = [], prompt_tokens(tokenizer, PROMPT)
-    with model.register_forward_hook(lambda *_: passes.append(1)):
-        Scorer(own)._generation.greedy(ids, 40)
-    assert length <= len(passes) < 20  # few after the end
+    for settings, tokens in (({}, length), ({"stop": []}, 6)):
+        assert list(score(own, PROMPT, max_new_tokens=6, **settings).ids) == plain[:tokens]
+    with patch.object(type(model), "forward", autospec=True, side_effect=type(model).forward) as f:
+        Scorer(own)._generation.greedy(prompt_tokens(tokenizer, PROMPT), 40)
+    assert length <= f.call_count < 20  # few after the end
 
 
 def test_what_a_model_ships_does_not_change_its_answers(model, tokenizer, monkeypatch):
@@ -125,48 +116,35 @@ def test_what_a_model_ships_does_not_change_its_answers(model, tokenizer, monkey
         monkeypatch.undo()
 
 
-def test_a_text_is_closed_as_the_model_would_close_it(model, tokenizer):
-    """What the answers in test_agreement lack: an end within a text, and tokens without names."""
-    closed = " Brask\n Nadia\n"
-    for answer, expected in (
-        (" Brask\n Nadia", (closed, " Brask\n Nadia</s>")),
-        (" Brask\nx", (" Brask\nx\n", " Brask\nx</s>")),
-        (closed, (closed,)),
-    ):
-        found = score(model, PROMPT, answer, tokenizer=tokenizer, stop="\n")
-        assert found.scored_text in expected
-    other, nameless = whitebox().model, deepcopy(tokenizer)
-    nameless.eos_token = None
-    for ends, answer, expected in (([1], " Brask", " Brask<s>"), (None, " Brask", " Brask")):
-        other.generation_config.eos_token_id = ends
-        assert score(other, PROMPT, answer, tokenizer=nameless).scored_text == expected
-    with pytest.raises(ValueError, match="the answer is empty"):
-        score(other, PROMPT, "", tokenizer=nameless)
+@pytest.mark.parametrize(
+    ("ends", "answer", "expected"),
+    [([1], " Brask", " Brask<s>"), (None, " Brask", " Brask"), (None, "", None)],
+)
+def test_an_end_that_the_tokenizer_does_not_name(tokenizer, ends, answer, expected):
+    model, nameless = whitebox().model, deepcopy(tokenizer)
+    nameless.eos_token, model.generation_config.eos_token_id = None, ends
+    with nullcontext() if expected else pytest.raises(ValueError, match="answer is empty"):
+        assert score(model, PROMPT, answer, tokenizer=nameless).scored_text == expected
 
 
-def test_a_given_answer_is_never_generated(model, tokenizer, monkeypatch):
+def test_a_given_answer_is_never_generated(model, tokenizer):
     """Nor are samples that were passed. Texts have no template; messages are written as often as
     its checks need: twice, and without what begins an answer."""
-    calls = []
-    for owner, name in ((type(model), "generate"), (type(tokenizer), "apply_chat_template")):
-        plain = getattr(owner, name)
-
-        def counted(*args, plain=plain, name=name, **options):
-            calls.append(name)
-            return plain(*args, **options)
-
-        monkeypatch.setattr(owner, name, counted)
     scorer = Scorer(model, tokenizer=tokenizer, method="adapt", num_samples=2, max_new_tokens=2)
-    samples = [" Brask", [5, 6]]
-    for answer in (" Brask", "", [7, 8]):
-        scorer.score(PROMPT, answer, samples)
-        scorer.read(PROMPT, answer)
-    assert calls == []
-    scorer.score(PROMPT, None, samples)
-    assert calls == ["generate"]
-    calls.clear()
-    score(model, MESSAGES, [7, 8], tokenizer=templated(tokenizer, CHAT))
-    assert calls == ["apply_chat_template"] * 3
+    samples, own = [" Brask", [5, 6]], (type(model), type(tokenizer))
+    counted = [
+        patch.object(kind, name, autospec=True, side_effect=getattr(kind, name))
+        for kind, name in zip(own, ("generate", "apply_chat_template"), strict=True)
+    ]
+    with counted[0] as generate, counted[1] as write:
+        for answer in (" Brask", "", [7, 8]):
+            scorer.score(PROMPT, answer, samples)
+            scorer.read(PROMPT, answer)
+        assert (generate.call_count, write.call_count) == (0, 0)
+        scorer.score(PROMPT, None, samples)
+        assert (generate.call_count, write.call_count) == (1, 0)
+        score(model, MESSAGES, [7, 8], tokenizer=templated(tokenizer, CHAT))
+        assert (generate.call_count, write.call_count) == (1, 3)
 
 
 @pytest.mark.parametrize("settings", [{}, {"seed": 3, "max_new_tokens": 2, "stop": "e"}], ids=str)
@@ -194,12 +172,9 @@ def test_samples_are_those_of_a_run(ending, settings, monkeypatch):
 @pytest.mark.parametrize("samples", [[], [" Brask", ""], [[5, 6], []]], ids=str)
 def test_without_two_samples_adapt_asmi_is_asmi(model, tokenizer, samples):
     found = score(model, PROMPT, [5, 6], tokenizer=tokenizer, method="adapt", samples=samples)
-    (warning,) = found.warnings
-    assert "Fewer than two sampled answers are non-empty" in warning
-    assert found.explanation[-3] == warning
-    assert found.diversity == 1
     plain = score(model, PROMPT, [5, 6], tokenizer=tokenizer, method="asmi")
-    assert float(found) == pytest.approx(float(plain), rel=1e-3)
+    assert ["sampled answers" in said for said in found.warnings] == [True]
+    assert (found.diversity, float(found)) == (1, pytest.approx(float(plain), rel=1e-3))
 
 
 def test_samples_as_texts_and_as_ids(model, tokenizer):
@@ -216,7 +191,24 @@ def test_samples_as_texts_and_as_ids(model, tokenizer):
     assert found.settings.items() >= {"tau": 0.5, "beta": 3.0, "num_samples": 2}.items()
 
 
-class Int8Linear(nn.Module):
+@pytest.mark.parametrize(
+    ("samples", "run"),
+    [
+        ([[5, 6, 7], [8, 9, 7]], [[5, 6], [8, 9]]),  # as long as they may be
+        ([[5, 6, 2], [8, 9]], [[5, 6], [8, 9]]),  # the end token was run
+        ([[5, 6, 2], [8], [2]], [[5, 6], [8]]),
+    ],
+)
+def test_a_samples_last_token_was_run_unless_it_ended_there(model, tokenizer, samples, run):
+    """As LM-Polygraph embeds samples, "second_last" leaves out what no pass has read."""
+    settings = {"method": "adapt", "max_new_tokens": 3, "tokenizer": tokenizer}
+    found = score(model, PROMPT, [5], samples=samples, gate_token="second_last", **settings)
+    expected = score(model, PROMPT, [5], samples=run, gate_token="last", **settings)
+    assert 0 < found.diversity < 1
+    assert found.diversity == pytest.approx(expected.diversity, abs=1e-6)
+
+
+class Int8Linear(torch.nn.Module):
     """Weights as bitsandbytes or torchao keep them: small integers, scaled when used."""
 
     def __init__(self, weight):
@@ -233,7 +225,7 @@ def test_a_quantised_model(tokenizer):
     settings = {"method": "adapt", "num_samples": 3, "max_new_tokens": 8, "tokenizer": tokenizer}
     for part in (plain.model, plain.lm_head):
         for name, linear in plain.named_modules():
-            if isinstance(linear, nn.Linear) and linear in part.modules():
+            if isinstance(linear, torch.nn.Linear) and linear in part.modules():
                 small = Int8Linear(linear.weight.data)
                 linear.weight.data = small.numbers * small.scale  # rounded, too
                 quantised.set_submodule(name, small)
@@ -244,7 +236,7 @@ def test_a_quantised_model(tokenizer):
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_that_quantises_by_batch_is_refused(model, tokenizer):
     """Torch's dynamic quantisation rounds a row otherwise in another batch."""
-    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    quantised = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
     with pytest.raises(TypeError, match="rounded with them"):
         score(quantised, PROMPT, " Brask", tokenizer=tokenizer)
 
@@ -274,63 +266,51 @@ CALLS = {
 
 @pytest.mark.parametrize("settings", CALLS.values(), ids=CALLS)
 def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(model, tokenizer, settings):
-    """Also after an exception: at once, amid generation or a masked pass."""
     in_training = whitebox().model.train()
     in_training.model.layers[0].eval()  # flags of single modules, too
     in_training.gradient_checkpointing_enable()
     in_training.model.embed_tokens.weight.requires_grad_(False)
     in_training.generation_config.temperature = 0.7
-    before, passes = found_in(in_training), []
-
-    def interrupt(*_):
-        passes.append(None)
-        if len(passes) in (1, 4):
-            raise KeyboardInterrupt
-
-    handle = in_training.model.layers[-1].mlp.register_forward_hook(interrupt)
-    hooked = found_in(in_training)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            score(in_training, PROMPT, tokenizer=tokenizer, **settings)
-        assert found_in(in_training) == hooked
-    handle.remove()
+    before = found_in(in_training)
     found = score(in_training, PROMPT, tokenizer=tokenizer, **settings)
     assert found_in(in_training) == before
-    assert found.settings["attention"] == settings.get("attention", "eager")
     assert numbers(found) == numbers(score(model, PROMPT, tokenizer=tokenizer, **settings))
-    ids = torch.tensor([[1, 5, 6]])
-    in_training(ids, labels=ids).loss.backward()
+
+
+@pytest.mark.parametrize("passes", [0, 3])
+def test_a_model_is_left_as_found_by_a_call_that_is_stopped(model, tokenizer, passes):
+    """At once, amid generation or a masked pass."""
+    stop = Mock(side_effect=[*[None] * passes, KeyboardInterrupt])
+    with model.model.layers[-1].mlp.register_forward_hook(stop):
+        before = found_in(model)
+        with pytest.raises(KeyboardInterrupt):
+            score(model, PROMPT, tokenizer=tokenizer, **CALLS["samples"])
+        assert found_in(model) == before
 
 
 def test_calls_of_other_threads_are_right_at_every_moment(monkeypatch, tokenizer):
     """While an answer and samples are generated and scored: states, attentions and settings."""
     model, own, scoring, seen = whitebox().model, LlamaMLP.forward, current_thread(), []
-    before, ids = model.generation_config.to_dict(), torch.tensor([[1, 5, 6]])
 
     def other():
         with torch.no_grad():
-            out = model(ids, output_hidden_states=True, output_attentions=True)
-        return [*out.hidden_states, *out.attentions]
+            out = model(
+                torch.tensor([[1, 5, 6]]), output_hidden_states=True, output_attentions=True
+            )
+        parts = torch.cat([part.flatten() for part in (*out.hidden_states, *out.attentions)])
+        return parts.tolist(), model.generation_config.to_dict()
+
+    def forward(mlp, states):
+        if current_thread() is scoring:
+            seen.append(pool.submit(other).result(60))
+        return own(mlp, states)
 
     alone = other()
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
     with ThreadPoolExecutor(1) as pool:
-
-        def forward(mlp, states):
-            if current_thread() is scoring:
-                assert all(map(torch.equal, pool.submit(other).result(60), alone))
-                seen.append(model.generation_config.to_dict() == before)
-            return own(mlp, states)
-
-        monkeypatch.setattr(LlamaMLP, "forward", forward)
         score(model, PROMPT, tokenizer=tokenizer, method="adapt", num_samples=2, max_new_tokens=3)
+    assert seen == [alone] * len(seen)
     assert len(seen) > 10
-    assert all(seen)
-
-
-def test_answers_in_what_is_left_of_the_window(model, tokenizer):
-    assert len(score(model, "<s>" * 252, tokenizer=tokenizer).tokens) == 3  # one more in front
-    with pytest.raises(ValueError, match="expected a prompt shorter than"):
-        score(model, "<s>" * 255, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("token", [None, "[PAD]"])

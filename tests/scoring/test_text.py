@@ -1,17 +1,18 @@
 """Token ids and character offsets, with tokenizers that make them hard."""
 
 import random
-from itertools import pairwise
+from contextlib import nullcontext
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.stopping import decode
 from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens, spans
 from tests import tiny_lm
-from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
+from tests.scoring.conftest import MESSAGES, PROMPT, templated
 from tests.scripted import space_tokenizer
 
 pytestmark = pytest.mark.usefixtures("unseen")
@@ -20,17 +21,16 @@ ANSWERS = [
     "Brask", " Brask in 1931", " né à Čapek", " 日本語 🪁 kite", "a\n\nb\tc",
     " <s> inside</s> more</s>", " \ufffd is a character", " e\u0301 combining",
 ]  # fmt: skip
+# As Llama 2 has it: the decoder drops the first space.
 SENTENCEPIECE = space_tokenizer(["▁Brask", "▁in", "▁The", "▁ferry", "as"])
-"""As Llama 2 has it: the decoder drops the first space."""
 BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def check_cover(text, places):
-    assert places[0][0] == 0
-    assert places[-1][1] == len(text)
-    assert all(start <= end for start, end in places)
-    assert all(one[1] == two[0] for one, two in pairwise(places))
-    assert "".join(text[start:end] for start, end in places) == text
+    """Each token begins where the one before ends, from the first character to the last."""
+    ends = [end for _, end in places]
+    assert (places, ends[-1:]) == (list(zip([0, *ends], ends, strict=False)), [len(text)])
+    assert ends == sorted(ends)
 
 
 def bytes_of(tokenizer, token):
@@ -42,7 +42,7 @@ def bytes_of(tokenizer, token):
     return bytes([int(piece[3:5], 16)]) if piece[:3] == "<0x" else piece.replace("▁", " ").encode()
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, "", "<s>", PROMPT + "\n", "né 🪁"])
+@pytest.mark.parametrize("prompt", [PROMPT, "", "<s>", "<s></s>", PROMPT + "\n", "né 🪁"])
 @pytest.mark.parametrize("tokenizer", [tiny_lm.tokenizer(), SENTENCEPIECE], ids=["bytes", "spaces"])
 def test_a_token_ends_where_its_bytes_do(tokenizer, prompt):
     """Of prompt and answer that are tokenised together, as a benchmark's are."""
@@ -71,7 +71,6 @@ def test_offsets_of_any_token_ids(tokenizer):
         check_cover(text, places)
         assert (len(places), text) == (len(ids), tokenizer.decode(ids))
     kite = tokenizer("🪁", add_special_tokens=False)["input_ids"]
-    assert spans(tokenizer, [1], kite[:3]) == ("\ufffd", [(0, 0), (0, 0), (0, 1)])
     text, places = spans(tokenizer, [1, *kite[:2]], [*kite[2:], 6])  # it begins in the prompt
     check_cover(text, places)
     assert text == tokenizer.decode([*kite[2:], 6])
@@ -91,41 +90,32 @@ def test_broken_bytes_spoil_only_themselves():
             assert text.startswith(decode(SENTENCEPIECE, ids[:length]).rstrip("\ufffd"))
 
 
-@pytest.mark.parametrize("template", ["{{ 1 + 'a' }}", "{% for", "{{ 1 / 0 }}"])
-def test_a_broken_template_concerns_chats_alone(model, tokenizer, template):
-    broken = templated(tokenizer, template)
-    assert not score(model, PROMPT, " Brask", tokenizer=broken).warnings
-    with pytest.raises(ValueError, match="the chat template does not support these messages"):
-        score(model, MESSAGES, " Brask", tokenizer=broken)
-
-
-def test_a_merge_over_the_border_is_not_made(model, tokenizer):
-    prompt, answer = "Where do the blue ki", "tes start?"
-    before = tokenizer(prompt)["input_ids"]
-    assert tokenizer(prompt + answer)["input_ids"][: len(before)] != before
-    found = score(model, prompt, answer, tokenizer=tokenizer)
-    assert list(found.ids) == [*tokenizer(answer, add_special_tokens=False)["input_ids"], 2]
-    (warning,) = found.warnings
-    assert "would merge the end of the prompt" in warning
-
-
 def test_chat(model, chat):
-    written = f"<s>user: {PROMPT}</s><s>assistant:"
-    ids = chat(written, add_special_tokens=False)["input_ids"]
-    assert prompt_tokens(chat, MESSAGES).tolist() == ids
-    found = score(model, MESSAGES, " Brask", tokenizer=chat)
-    as_text = templated(chat, CHAT)
-    as_text._tokenizer.post_processor = None  # the text below has its BOS
-    assert float(found) == float(score(model, written, " Brask", tokenizer=as_text))
-    assert (found.prompt, found.scored_text, found.warnings) == (MESSAGES, " Brask</s>", ())
-    # The assistant's last message is the answer.
+    """Its numbers are those of its text; that the last message was scored is said."""
     answered = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": " Brask"}]}]
-    last = score(model, answered, tokenizer=chat)
-    assert (float(last), last.answer, last.prompt) == (float(found), " Brask", MESSAGES)
-    assert last.warnings == ("The chat's last message, the assistant's, was scored.",)
+    found, last = (
+        score(model, MESSAGES, " Brask", tokenizer=chat),
+        score(model, answered, tokenizer=chat),
+    )
+    assert (found.scored_text, found.tokens, found.warnings) == (" Brask</s>", last.tokens, ())
+    assert (last.answer, last.prompt) == (" Brask", MESSAGES)
+    assert ["last message" in said for said in last.warnings] == [True]
 
 
-def test_prompts_of_special_tokens_and_none(model, tokenizer):
-    for prompt, ids in (("<s></s>", [1, 1, 2]), ("", [1])):
-        assert prompt_tokens(tokenizer, prompt).tolist() == ids
-        assert score(model, prompt, " Brask", tokenizer=tokenizer).scored_text == " Brask</s>"
+@pytest.mark.parametrize(
+    ("added", "prompt", "word"),
+    [
+        ("$A", "", "no token"),
+        ("$A </s>", PROMPT, "appends"),
+        ("<s> $A </s>", "", "appends"),
+        ("<s> $A </s>", PROMPT + "</s>", None),
+        ("<s> $A", "</s>", None),
+        *(("</s> $A", text, None) for text in ("", PROMPT)),  # it begins every text
+    ],
+)
+def test_what_a_tokenizer_adds_to_a_prompt(tokenizer, added, prompt, word):
+    adding = templated(tokenizer, None)
+    ends = {"special_tokens": [("<s>", 1), ("</s>", 2)]}
+    adding._tokenizer.post_processor = TemplateProcessing(single=added, **ends)
+    with nullcontext() if word is None else pytest.raises(ValueError, match=word):
+        assert prompt_tokens(adding, prompt).tolist() == adding(prompt)["input_ids"]

@@ -2,13 +2,12 @@
 
 import signal
 from copy import deepcopy
-from threading import Event, Thread
+from threading import Thread
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers.normalizers import Lowercase
-from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lm_polygraph_asmi.core.engine import Engine
@@ -28,15 +27,19 @@ def trained():
     return whitebox(attention_dropout=0.5).model
 
 
-def meanwhile(monkeypatch, model, change, layer=3):
-    """Another thread changes something when a pass has reached a layer for the first time."""
+def in_a_thread(change):
+    thread = Thread(target=change)
+    thread.start()
+    thread.join()
+
+
+def meanwhile(monkeypatch, model, change, run=in_a_thread):
+    """Something changes when a pass has reached the last layer for the first time."""
     own, left = LlamaMLP.forward, [change]
 
     def forward(mlp, *given):
-        if left and mlp is model.model.layers[layer].mlp:
-            thread = Thread(target=left.pop())
-            thread.start()
-            thread.join()
+        if left and mlp is model.model.layers[-1].mlp:
+            run(left.pop())
         return own(mlp, *given)
 
     monkeypatch.setattr(LlamaMLP, "forward", forward)
@@ -53,10 +56,10 @@ def in_place(model):
 
 
 MODEL_CHANGES = (
-    (nn.Module.train, "modules are in training mode"),
+    (torch.nn.Module.train, "modules are in training mode"),
     (training, "modules are in training mode"),
     (lambda m: m.set_attn_implementation("eager"), "attention implementation is 'eager'"),
-    (nn.Module.double, "weights, modules, hooks"),
+    (torch.nn.Module.double, "weights, modules, hooks"),
     (in_place, "weights, modules, hooks"),
     (lambda m: m.model.layers[0].self_attn.o_proj.weight.data.mul_(1.01), "weights, modules"),
     (lambda m: setattr(m.config, "rms_norm_eps", 1.0), "its configuration are others"),
@@ -77,29 +80,29 @@ TOKENIZER_CHANGES = (
     lambda t: setattr(t, "split_special_tokens", True),
     lambda t: setattr(t, "_tokenizer", deepcopy(t._tokenizer)),
 )
-CHANGES = [("model", change, said) for change, said in MODEL_CHANGES]
-CHANGES += [("adapted", change, "was changed while it was scored") for change in ADAPTER_CHANGES]
-CHANGES += [("tokenizer", change, "was changed while an answer") for change in TOKENIZER_CHANGES]
+CHANGES = [
+    *(("model", change, said) for change, said in MODEL_CHANGES),
+    *(("adapted", change, "was changed while it was scored") for change in ADAPTER_CHANGES),
+    *(("tokenizer", change, "was changed while an answer") for change in TOKENIZER_CHANGES),
+]
 
 
 @pytest.mark.parametrize("run", [Scorer.score, Scorer.read])
 @pytest.mark.parametrize(("what", "change", "said"), CHANGES)
 def test_what_another_thread_changes(run, what, change, said, trained, tokenizer, monkeypatch):
-    own = {"model": trained, "tokenizer": deepcopy(tokenizer)}
+    own = {"model": trained, "tokenizer": deepcopy(tokenizer), "adapted": trained}
     if what == "adapted":
         how = {"target_modules": ["q_proj"], "init_lora_weights": False}
         own[what] = get_peft_model(trained, LoraConfig(**how))
         own[what].add_adapter("other", LoraConfig(**how))
-    given = own.get("adapted", trained)
-    scorer = Scorer(given, tokenizer=own["tokenizer"], attention="sdpa", **FEW)
+    scorer = Scorer(own["adapted"], tokenizer=own["tokenizer"], attention="sdpa", **FEW)
     before = scorer.fingerprints()
     with monkeypatch.context() as patch:
         meanwhile(patch, trained, lambda: change(own[what]))
         with pytest.raises(ValueError, match=said):
             run(scorer, PROMPT, " Brask")
-    found = list(scorer.score_many([{"prompt": PROMPT, "answer": [5, 6]}] * 2))
-    assert [one.error for one in found] == [None, None]
-    assert found[0].result.tokens == found[1].result.tokens
+    first, second = scorer.score_many([{"prompt": PROMPT, "answer": [5, 6]}] * 2)
+    assert first.result.tokens == second.result.tokens
     # Flags, hooks and how a tokenizer is called are in no hash.
     hashed = {*MODEL_CHANGES[3:7], *ADAPTER_CHANGES, *TOKENIZER_CHANGES[:5]}
     if hashed & {change, (change, said)}:
@@ -119,68 +122,46 @@ def test_what_was_scored_meanwhile_is_not_kept(trained, tokenizer, monkeypatch, 
 
 def test_a_tokenizer_that_another_thread_truncates_with(trained, tokenizer, monkeypatch):
     """As if it did between the set-up of each call and the call itself."""
-    own, samples = deepcopy(tokenizer), [" Brask", " Orla"]
-    real = type(own).set_truncation_and_padding
+    shared = deepcopy(tokenizer)
+    set_up, samples = type(shared).set_truncation_and_padding, [" Brask", " Orla"]
 
-    def meanwhile_cut(self, *args, **how):
-        real(self, *args, **how)
-        own._tokenizer.enable_truncation(2)
+    def cut_meanwhile(self, *args, **how):
+        set_up(self, *args, **how)
+        shared._tokenizer.enable_truncation(2)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(own), "set_truncation_and_padding", meanwhile_cut)
-        assert len(own(PROMPT)["input_ids"]) == 2
-        found = Scorer(trained, tokenizer=own, method="adapt", **FEW).score(
-            PROMPT, " Brask", samples
-        )
-    right = Scorer(trained, tokenizer=tokenizer, method="adapt", **FEW).score(
-        PROMPT, " Brask", samples
-    )
-    assert (found.prompt_tokens, found.tokens) == (right.prompt_tokens, right.tokens)
-    assert found.diversity == right.diversity
+    def scored(own):
+        found = Scorer(trained, tokenizer=own, method="adapt", **FEW).score(PROMPT, "x", samples)
+        return found.prompt_tokens, found.tokens, found.diversity
+
+    right = scored(tokenizer)
+    monkeypatch.setattr(type(shared), "set_truncation_and_padding", cut_meanwhile)
+    assert len(shared(PROMPT)["input_ids"]) == 2
+    assert scored(shared) == right
 
 
-def test_a_fork_while_a_thread_scores(trained, tokenizer, monkeypatch):
-    """The child finds the model as it was, and scores it as its parent does."""
+def at_once(change):
+    change()
+
+
+@pytest.mark.parametrize("run", [in_a_thread, at_once])
+def test_a_fork_amid_a_score(run, trained, tokenizer, monkeypatch):
+    """Of another thread, or of the one that is inside the session and holds its lock: the child
+    scores as its parent does, and a child outside the session finds the model as it was."""
     scorer = Scorer(trained.train(), tokenizer=tokenizer, attention="eager", **FEW)
     trained.set_attn_implementation("sdpa")
-    expected, codes = scorer.score(PROMPT, " Brask").to_dict()["tokens"], []
+    expected, codes = scorer.score(PROMPT, " Brask").tokens, []
 
     def child():
         signal.alarm(30)  # instead of a hang
-        assert all(module.training for module in trained.modules())
-        assert attention_of(trained) == "sdpa"
-        assert not any("forward" in vars(module) for module in trained.modules())
-        assert scorer.score(PROMPT, " Brask").to_dict()["tokens"] == expected
+        modules = list(trained.modules())
+        training = all(module.training for module in modules)
+        hooked = any("forward" in vars(module) for module in modules)
+        as_it_was = (training, hooked, attention_of(trained)) == (True, False, "sdpa")
+        assert as_it_was == (run is in_a_thread)
+        assert scorer.score(PROMPT, " Brask").tokens == expected
 
-    reached, done = Event(), Event()
-    meanwhile(monkeypatch, trained, lambda: (reached.set(), done.wait()))
-    thread = Thread(target=lambda: codes.append(scorer.score(PROMPT, " Brask")))
-    thread.start()
-    reached.wait()
-    code = exit_code(child)
-    done.set()
-    thread.join()
-    assert code == 0
-    assert codes[0].to_dict()["tokens"] == expected
-
-
-def test_a_thread_that_forks_while_it_scores(trained, tokenizer, monkeypatch):
-    """The child is inside the session, too, and holds its lock."""
-    scorer, codes, own = Scorer(trained, tokenizer=tokenizer, **FEW), [], LlamaMLP.forward
-
-    def child():
-        signal.alarm(30)
-        assert "forward" in vars(trained.model.layers[0]) or not trained.training
-        assert scorer.score(PROMPT, " Brask").tokens
-
-    def forward(mlp, *given):
-        if not codes:
-            codes.append(None)
-            codes[0] = exit_code(child)
-        return own(mlp, *given)
-
-    monkeypatch.setattr(LlamaMLP, "forward", forward)
-    assert scorer.score(PROMPT, " Brask").tokens
+    meanwhile(monkeypatch, trained, lambda: codes.append(exit_code(child)), run)
+    assert scorer.score(PROMPT, " Brask").tokens == expected
     assert codes == [0]
 
 

@@ -197,6 +197,7 @@ def loaded(make, **settings):
         (partial(loaded, partial(whitebox, "gemma2-softcap"), attention="sdpa"), ValueError,
          "attention"),
         (partial(loaded, sampling), ValueError, "sample"),
+        (partial(loaded, partial(whitebox, stop_strings=[""])), ValueError, "empty string"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_scored_is_refused_at_once(make, error, word):

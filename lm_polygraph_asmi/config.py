@@ -266,7 +266,7 @@ class ASMIConfig:
 
     def same_but(self, other: "ASMIConfig", *names: str) -> bool:
         """Whether two scores have the same label and samples, apart from the settings `names`."""
-        adapt = self.method == other.method  # else one of them does not use these
+        adapt = self.method == other.method == "adapt"  # the others do not use these
         compared = [n for n in self.names("masks", "score") if adapt or not SETTINGS[n]["adapt"]]
         ignored = {"stop", *names}
         return all(getattr(self, n) == getattr(other, n) for n in compared if n not in ignored)

@@ -271,16 +271,17 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     save(tmp_path / "closed", some, CLOSED | {"rows": rows})
     few = some_rows(content(ANSWERS, seed=8), range(9))  # shares no question
     save(tmp_path / "few", few, OPEN | {"rows": {"ids": [*range(9)], "clusters": ["a"] * 9}})
-    few, *groups = load_run_groups([tmp_path / "few", everything.runs["open"], tmp_path / "closed"])
-    (item,) = boundary([few, *groups])
-    assert [group.grounded for group in groups] == [True, False]
+    groups = load_run_groups([tmp_path / "few", everything.runs["open"], tmp_path / "closed"])
+    (item,) = boundary(groups)
+    assert [group.grounded for group in groups] == [True, True, False]
     assert item.table["questions"].tolist() == [40, 40]
     chosen, full = sorted(order), everything.groups[1]  # the same answers, in the open run's order
-    clusters = [groups[0].clusters[i] for i in chosen]
+    clusters = [groups[1].clusters[i] for i in chosen]
     scores = {"sem": full.u_sem[chosen], "msp": full.msp[chosen]}
     answers = Labelled(quality=full.quality[chosen], clusters=clusters)
     _, paired = analysis.prr_intervals(scores, answers, [("sem", "msp")])
     assert item.table["Sem-ASMI Δ MSP"][1] == pytest.approx(paired["sem", "msp"])
+    assert item.groups == groups[1:]  # each once
 
 
 def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
@@ -289,20 +290,18 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     larger["stats"]["greedy_texts"][3] = "something else"
     fewer = save(tmp_path / "k256", some_rows(larger, range(40)), manifest(40))
     small, large = load_run_groups([save(tmp_path / "k64"), fewer])
-    (item,) = truncation([large, small])
-    assert (item.table["answers"] == 39).all()
-    rows = [i for i in range(40) if i != 3]
+    (item,), rows = truncation([large, small]), [i for i in range(40) if i != 3]
     scores = {"64": small.score(SEM)[rows], "256": large.score("Sem-ASMI (60%, K=256)")[rows]}
     _, paired = analysis.prr_intervals(scores, small.answers.take(rows), [("256", "64")])
     row = item.table.set_index("score").loc["Sem-ASMI"]
     assert row["large Δ small K"] == pytest.approx(paired["256", "64"])
     saved = small.mi_of(SEM), large.mi_of("Sem-ASMI (60%, K=256)")
     tokens = [np.concatenate([mi[i] for i in rows]) for mi in saved]
-    assert row["token ρ of MI"] == pytest.approx(analysis.rank_correlation(*tokens))
+    expected = [39, analysis.rank_correlation(*tokens)]
+    assert row[["answers", "token ρ of MI"]].tolist() == pytest.approx(expected)
     turned = some_rows(larger, range(59, -1, -1))
     (bare,) = loaded(tmp_path / "bare", turned, manifest(60) | {"rows": None})  # then by prompt
-    pairs = [(row, 59 - row) for row in range(60) if row != 3]
-    assert pairs_of_rows(small, bare, True) == pairs
+    assert pairs_of_rows(small, bare, True) == [(i, 59 - i) for i in range(60) if i != 3]
 
 
 def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path):
@@ -439,26 +438,23 @@ def test_what_no_manifest_records_is_taken_from_the_run(tmp_path, known):
     assert len(set(group.clusters)) == 30  # from the prompts, two questions a passage
     own = [-tokens.sum() for tokens in saved["stats"]["asmi_log_likelihood"]]
     np.testing.assert_allclose(group.msp, own)
-    if not about:
-        assert group.label == "unknown model, run"
-        assert group.ids is None
-        assert group.variants == {}  # nobody says which of its scores are ASMI's
+    if not about:  # nobody says which of its scores are ASMI's
+        assert (group.label, group.ids, group.variants) == ("unknown model, run", None, {})
         assert all(make([group]) for make in every_report_item())
 
 
 def test_rows_of_the_terminal_are_prr_the_best_first(everything):
-    group = everything.groups[1]
-    prr = {row["method"]: row["prr"] for row in prr_rows(group.run, "AlignScore")}
-    assert [*prr.values()] == sorted(prr.values(), reverse=True)
-    assert prr == pytest.approx({m: normalised_prr(group.score(m), group.quality) for m in prr})
-    quality = np.resize([0, 0.5, 0.5, 1, 0.2, 0.9], len(group.run.quality))  # 0.5 is right
-    scores = group.run.scores.assign(none=0.0)
-    run = replace(group.run, scores=scores, quality=group.run.quality.assign(TokenF1=quality))
-    rows = prr_rows(run, "TokenF1")
-    assert [row["prr"] for row in rows] == sorted((row["prr"] for row in rows), reverse=True)
-    assert rows[-1]["prr"] < 0
-    areas = {row["method"]: row["auroc"] for row in rows}
-    assert areas == pytest.approx({m: analysis.auroc(scores[m], quality < 0.5) for m in areas})
+    own = everything.groups[1].run
+    scores = own.scores.assign(none=0.0)
+    values = np.resize([0, 0.5, 0.5, 1, 0.2, 0.9], len(scores))  # 0.5 is right
+    run = replace(own, scores=scores, quality=own.quality.assign(TokenF1=values))
+    for metric, quality in run.quality.items():
+        rows = prr_rows(run, metric)
+        found = {row["method"]: (row["prr"], row["auroc"]) for row in rows}
+        assert [row["prr"] for row in rows] == sorted((row["prr"] for row in rows), reverse=True)
+        for method, score in scores.items():
+            expected = normalised_prr(score, quality), analysis.auroc(score, quality < 0.5)
+            assert found[method] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("css", [BOLD, ITALIC])
@@ -480,15 +476,11 @@ def test_the_best_is_bold_where_its_interval_excludes_the_next(tmp_path, css):
         assert {value.css for value in marked} == {css}, make
 
 
-def boxes(texts):
-    return [text.get_window_extent() for text in texts if text.get_visible() and text.get_text()]
-
-
 def test_intervals_that_exclude_chance_are_filled():
     rows = {"a": Interval(0.52, 0.45, 0.58), "b": Interval(0.6, 0.55, 0.7)}
     (ax,) = figures.forest({"one": rows}, "AUROC", chance=0.5).axes
-    points = [line for line in ax.lines if line.get_marker() == "o"]
-    assert [line.get_markerfacecolor() for line in points] == [figures.BLUE, "white"]
+    faces = [line.get_markerfacecolor() for line in ax.lines if line.get_marker() == "o"]
+    assert faces == [figures.BLUE, "white"]
 
 
 def test_curves_end_where_few_answers_are_left(tmp_path):
@@ -513,12 +505,11 @@ def test_figures_of_many_settings_fit_a_page():
     for panels in ({f"model, set {i}": rows for i in range(16)}, {"a": own["m, d0"]}, own):
         figure = figures.forest(panels, "PRR")
         assert (figure.get_size_inches() <= figures.PAGE).all()
-        explained = figure.get_supxlabel().replace("\n", " ")
-        assert "filled: the interval excludes 0; open: it includes it" in explained
         figure.draw_without_rendering()
         axes = [ax for ax in figure.axes if ax.axison]
         assert len({ax.get_xlim() for ax in axes}) == 1
-        names = boxes(label for ax in axes for label in ax.get_yticklabels())
+        labels = [label for ax in axes for label in ax.get_yticklabels() if label.get_text()]
+        names = [label.get_window_extent() for label in labels if label.get_visible()]
         places = [ax.get_window_extent() for ax in axes]
         assert not any(name.overlaps(place) for name in names for place in places)
         assert min(name.x0 for name in names) >= 0

@@ -14,7 +14,7 @@ from tests.decisions.conftest import ABOUT
 ASKED = CalibrationOptions(0.4, 0.8)
 WRONG, NOISE = np.arange(60) % 2, np.random.default_rng(0).permutation(60) / 60
 ANSWERS = Labelled(WRONG, keys(60, 1), resamples=200)
-COLUMNS = {"sem": NOISE, "msp": WRONG + 0.01 * NOISE, "entropy": -WRONG, "asmi": WRONG + NOISE}
+COLUMNS = {"asmi": WRONG + NOISE, "sem": NOISE, "msp": WRONG + 0.01 * NOISE, "entropy": -WRONG}
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,13 @@ def test_the_signal_that_decides(signal, expected, signals):
             unlabelled=unlabelled and unlabelled[expected],
         )  # fmt: skip
         assert found.guarantee == replace(rule, confidence=0.8, signals=signals)
-    with pytest.raises(ValueError, match=r"expected a signal of sem, .*; got 'perplexity'"):
+    with pytest.raises(ValueError, match=r"expected a signal of asmi, .*; got 'perplexity'"):
         fit(COLUMNS, ANSWERS, replace(ASKED, signal="perplexity"), **ABOUT)
+
+
+def test_a_learned_score_that_ranks_worse_leaves_it_to_an_unmasked_signal():
+    asked, useless = replace(ASKED, signal="learned"), {"hidden": NOISE[:, None]}
+    assert fit(COLUMNS, ANSWERS, asked, features=useless.copy, **ABOUT).signal == "msp"
 
 
 def test_signals_are_ranked_and_the_best_accepts_most():

@@ -4,6 +4,8 @@ import copy
 import io
 import json
 import re
+from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -28,27 +30,31 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     wrong = np.array([not row["correct"] for row in labelled()])
     answers = Labelled(wrong, [str(row["cluster"]) for row in labelled()])
     columns = {kind: [one.signals[kind] for one in scores] for kind in scores[0].signals}
-    assert calibration.guarantee == risk_threshold(columns["perplexity"], answers, 0.4, 0.8)
-    assert (calibration.signal, calibration.left_out) == ("perplexity", "")
-    assert (calibration.n, calibration.errors) == (N, wrong.sum())
+    expected = {
+        "guarantee": risk_threshold(columns["perplexity"], answers, 0.4, 0.8),
+        "signal": "perplexity", "left_out": "", "n": N, "errors": wrong.sum(),
+        "prompt_tokens": sorted(one.prompt_tokens for one in scores),
+    }  # fmt: skip
+    assert {name: getattr(calibration, name) for name in expected} == expected
     for kind, column in columns.items():
         found = calibration.signals[SIGNALS[kind].title]
         assert found.auroc.value == pytest.approx(roc_auc_score(wrong, column))
         assert found.prr.low <= found.prr.value <= found.prr.high
     assert calibration.settings.items() >= scorer.fingerprints().items()
-    assert calibration.prompt_tokens == sorted(one.prompt_tokens for one in scores)
     assert len(calibration.question_digests) == N  # rows may repeat a prompt; each is counted
 
 
 def test_rows_without_a_label_or_an_answer_are_left_out(scored, scorer):
-    """Answers of nothing are, as they are never accepted."""
+    """Answers of nothing are, as they are never accepted, and rows that could not be scored."""
     blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
     blanks, some = lines_of(scorer, [blank, blank | {"answer": ""}]), scored[:6]
     plain = calibrate_rows(some, **ASKED)
-    found = calibrate_rows(
-        [*some, *blanks, *(line | {"correct": None} for line in scored[6:9])], **ASKED
-    )
-    assert (found, found.left_out) == (plain, "3 without a label, 2 empty")
+    for unlabelled, failed in product((0, 3, 8), (0, 6)):
+        more = [line | {"correct": None} for line in scored[6 : 6 + unlabelled]]
+        lines = [*some, *blanks, *more, *[{"prompt": PROMPT, "error": "no answer"}] * failed]
+        found, without = calibrate_rows(lines, **ASKED), unlabelled + failed
+        words = f"{without} without a label, 2 empty" if without else "2 empty"
+        assert (found, found.left_out) == (plain, words)
     assert calibrate_rows(some, unlabelled=blanks, **ASKED) == plain  # no score is left
     expected, also = (
         calibrate_rows(some, unlabelled=rows, **ASKED)
@@ -73,19 +79,16 @@ def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):
 
 def test_labels_of_the_surest_are_not_random(scored):
     """Where five or more are labelled, five or more are not, and none of these is surer."""
-    lines = sorted(({**row, "cluster": i} for i, row in enumerate(scored)), key=by_msp)
+    lines = sorted(
+        ({**row, "cluster": i} for i, row in enumerate(scored)),
+        key=lambda row: row["signals"]["msp"],
+    )
     for places, random in (({0, 1, 2, 3}, True), ({0, 1, 2, 3, 5}, True), ({*range(5)}, False)):
         rows = [row if i in places else row | {"correct": None} for i, row in enumerate(lines)]
         rows[0] |= {"correct": True}
-        if random:
+        expected = nullcontext() if random else pytest.raises(ValueError, match="surest by")
+        with expected:
             assert calibrate_rows(rows, **ASKED).n == len(places)
-        else:
-            with pytest.raises(ValueError, match="5 labelled answers are the surest by"):
-                calibrate_rows(rows, **ASKED)
-
-
-def by_msp(row):
-    return row["signals"]["msp"]
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_labels():
     for value, wrong in ((True, False), (False, True), (1, False), (0, True), (None, None)):
         assert is_wrong({"correct": value}) is wrong
     for quality, limit, wrong in (
-        (0.49, None, True), (0.5, None, False), (1 + 1e-9, None, False), (0.6, 0.7, True),
-        (90, 50, False), (10, 50, True), (0.3, 0, False), (-1.0, -2.0, False),
+        (0.49, None, True), (0.5, None, False), (1 + 1e-9, None, False), (-1e-9, None, True),
+        (0.6, 0.7, True), (90, 50, False), (10, 50, True), (0.3, 0, False), (-1.0, -2.0, False),
     ):  # fmt: skip
         assert is_wrong({"quality": quality}, limit) is wrong
     for right_from in (math.nan, math.inf, True, "0.5"):

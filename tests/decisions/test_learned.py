@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
+from unittest.mock import Mock
 
 import claims
 import learning_curves
@@ -16,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from lm_polygraph_asmi.analysis import Labelled, free_features
+from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.analysis.risk_control import choosing_rows, seed_of
 from lm_polygraph_asmi.core import algorithm
 from lm_polygraph_asmi.decisions import (
@@ -60,13 +61,13 @@ def test_score_is_that_of_scikit_learn():
     score = fit_score(features, wrong)
     np.testing.assert_allclose(score(features | {"more": np.ones((150, 2))}), expected, atol=1e-6)
     assert score.weights["hidden"][-1] == 0  # the constant column
-    for made, given, words in (
-        (score, [{"free": features["free"]}], "widths"),
-        (fit_score, [{"free": np.ones((150, 3))}, wrong], "vary"),
-        (fit_score, [features, wrong | True], "one label"),
+    for call, words in (
+        (partial(score, {"free": features["free"]}), "widths"),
+        (partial(fit_score, {"free": np.ones((150, 3))}, wrong), "vary"),
+        (partial(fit_score, features, wrong | True), "one label"),
     ):
         with pytest.raises(ValueError, match=words):
-            made(*given)
+            call()
 
 
 def test_todays_form_of_the_learning_curves_is_this_score():
@@ -76,11 +77,6 @@ def test_todays_form_of_the_learning_curves_is_this_score():
     expected = fit_score({name: table[learn] for name, table in features.items()}, wrong)(features)
     found = learning_curves.scores(rows, wrong, learn)[learning_curves.TODAY]
     np.testing.assert_allclose(found, expected, atol=1e-2)  # where lbfgs stops
-
-
-def test_free_features_by_hand():
-    found = free_features([-1.0, -3.0, -2.0], [0.5, 0.25, 1.5], 40)
-    assert found.tolist() == [-6, -2, -3, -1, -2, 0.75, 2.25, 1.5, 0.5, 3, 40]
 
 
 @pytest.mark.usefixtures("overfitted")
@@ -103,9 +99,9 @@ def test_the_guarantee_holds_however_it_overfits():
         some, shown, labels = answers(seed, 300)
         few = Labelled(labels, keys(300, 1), resamples=20, seed=seed)
         found = learned_threshold(some, shown, few, 0.25, 0.9)
-        if found.rule.threshold is not None:
-            column = found.score(features) if found.score else simple[found.signal]
-            broken += wrong[column <= found.rule.threshold].mean() > 0.25
+        column = found.score(features) if found.score else simple[found.signal]
+        limit = -np.inf if found.rule.threshold is None else found.rule.threshold
+        broken += wrong[column <= limit].sum() > 0.25 * (column <= limit).sum()
     assert broken / draws <= 0.1 + 3 * monte_carlo_error(0.1, draws)
 
 
@@ -141,6 +137,19 @@ def test_what_leaves_the_simple_signal(monkeypatch):
         assert re.search(rf"{words}.*; msp decides\.", found.learning)
 
 
+@pytest.mark.parametrize("kind", [True, False])
+@pytest.mark.parametrize(("number", "learns"), [(9, False), (10, True)])
+def test_the_least_number_of_clusters_of_a_kind(kind, number, learns):
+    """Among those that learn; they are drawn by the simple signal alone."""
+    features, simple, _ = answers(2, 400)
+    learning = choosing_rows(np.arange(400), seed_of(simple["msp"]), 0.5)
+    labels = np.full(400, not kind)
+    labels[np.flatnonzero(learning)[:number]] = kind
+    known = Labelled(labels, [f"{row:03}" for row in range(400)])
+    found = learned_threshold(features, simple, known, 0.3, 0.9)
+    assert found.learning.startswith("Nothing was learned") != learns
+
+
 @pytest.fixture(scope="module")
 def told(scorer):
     """Scored rows whose word decides whether they are right; a prompt and a cluster each."""
@@ -161,8 +170,7 @@ def test_from_labels_to_decisions(learned, told, scorer):
     """The value of a decision is that of the row when it was labelled."""
     assert (learned.signal, learned.guarantee.share) == ("learned", 0.5)
     assert "on the 30 of 60 clusters that learn; learned decides." in learned.learning
-    assert learned.learning in str(learned)
-    assert learned.guarantee.coverage > 0.3
+    assert (learned.learning in str(learned), learned.guarantee.coverage > 0.3) == (True, True)
     found = [outcome.result for outcome in Decider(scorer, learned).score_many(told[:10])]
     for one, row in zip(found, told, strict=False):
         features = _features(read(row), scorer)
@@ -194,17 +202,19 @@ def test_features_of_own_answers_are_those_of_their_ids(scorer, monkeypatch):
     """One unmasked pass an answer reads them, and as it was scored: this one was cut off, and as
     text it would get an end, which no decision on the model's own answer has."""
     (line,) = lines_of(scorer, [{"prompt": PROMPT}])
-    score, runs, plain = Score.from_dict(line), [], algorithm.run_unmasked
-    assert len(score.ids) == 3
-    features = _features(read(line), scorer)
-    np.testing.assert_allclose(-features["free"][0, 0], score.signals["msp"], rtol=1e-4)
-    monkeypatch.setattr(algorithm, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
-    own = scorer.read(PROMPT, states=True).features
-    assert (len(runs), {name: len(own[name]) for name in own}) == (
-        1, {"free": 11, "hidden mean": 32, "hidden last": 32}
-    )  # fmt: skip
+    features, passes = _features(read(line), scorer), Mock(wraps=algorithm.run_unmasked)
+    monkeypatch.setattr(algorithm, "run_unmasked", passes)
+    own, score = scorer.read(PROMPT, states=True).features, Score.from_dict(line)
+    widths = {name: len(values) for name, values in own.items()}
+    assert (len(score.ids), passes.call_count) == (3, 1)
+    assert widths == {"free": 11, "hidden mean": 32, "hidden last": 32}
+    ll, h = (np.array([getattr(t, n) for t in score.tokens]) for n in ("log_likelihood", "entropy"))
+    expected = own | {"free": [
+        ll.sum(), ll.mean(), ll.min(), ll[0], ll[-1], h.mean(), h.sum(), h.max(), h[0], 3,
+        score.prompt_tokens,
+    ]}  # fmt: skip
     for name in own:
-        np.testing.assert_allclose(features[name][0], own[name], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(features[name][0], expected[name], rtol=1e-3, atol=1e-4)
 
 
 def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeypatch):

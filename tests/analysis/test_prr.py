@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.ue_metrics.ue_metric import normalize_metric
+from sklearn.metrics import roc_auc_score
+from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 
-from lm_polygraph_asmi.analysis import Labelled, normalised_prr, prr_with_error
+from lm_polygraph_asmi.analysis import (
+    Labelled,
+    auroc,
+    mcnemar,
+    normalised_prr,
+    prr_with_error,
+    rank_correlation,
+    seed_stability,
+)
 from lm_polygraph_asmi.analysis.prr import Rejection, prr_draws, weighted_prr
 from tests.analysis.simulation import keys
 
@@ -46,8 +56,7 @@ def test_standard_error_is_the_spread_over_new_data():
         return prr_with_error(-quality + rng.normal(scale=0.5, size=150), answers)
 
     spread = np.std([found(2).value for _ in range(200)])
-    estimates = [found(200).standard_error for _ in range(10)]
-    assert np.mean(estimates) == pytest.approx(spread, rel=0.2)
+    assert np.mean([found(200).standard_error for _ in range(10)]) == pytest.approx(spread, rel=0.2)
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -101,3 +110,53 @@ def test_draws_are_as_many_as_asked_for():
     answers = Labelled(quality=QUALITY, clusters=keys(100, 4))
     for number in (4, 9, 5):
         assert prr_draws([UNCERTAINTY], answers, number).shape == (number, 1)
+
+
+def test_stability_of_seeds():
+    rng = np.random.default_rng(0)
+    quality = rng.random(50)
+    scores = -quality + rng.normal(scale=0.3, size=(5, 50))
+    prr = [normalised_prr(row, quality) for row in scores]
+    ranks = scores.argsort(1).argsort(1)
+    pairs = [np.corrcoef(ranks[i], ranks[j])[0, 1] for i in range(5) for j in range(i)]
+    expected = np.mean(prr), np.std(prr, ddof=1), min(prr), max(prr), np.mean(pairs)
+    assert seed_stability(scores, quality) == pytest.approx(expected)
+
+
+def test_rank_correlation_of_equal_reversed_tied_and_constant_scores():
+    row = np.arange(10.0)
+    assert rank_correlation(row, row**3) == pytest.approx(1)
+    assert rank_correlation(row, -row) == pytest.approx(-1)
+    # Spearman with ties is Pearson's of mid-ranks.
+    expected = np.corrcoef([1.5, 1.5, 3, 4], [1, 2.5, 2.5, 4])[0, 1]
+    assert rank_correlation([1, 1, 2, 3], [4, 5, 5, 9]) == pytest.approx(expected)
+    assert np.isnan(rank_correlation(row, np.ones(10)))
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5, 1000])
+def test_auroc_is_scikit_learns(levels):
+    rng = np.random.default_rng(5)
+    score, wrong = rng.integers(levels, size=80), rng.random(80) < 0.3
+    assert auroc(score, wrong) == pytest.approx(roc_auc_score(wrong, score), rel=1e-12)
+
+
+@pytest.mark.parametrize("flagged", [0, 1, 15, 40, 60])
+def test_mcnemar_is_statsmodels(flagged):
+    rng = np.random.default_rng(9)
+    first, second = rng.normal(size=(2, 60))
+    wrong = rng.random(60) < 1 / (1 + np.exp(-1.5 * first))
+    found = mcnemar(first, second, wrong, flagged)
+    a, b = (set(np.argsort(score)[60 - flagged :].tolist()) for score in (first, second))
+    errors = set(np.flatnonzero(wrong).tolist())
+    both, one, other = len(errors & a & b), len(errors & (a - b)), len(errors & (b - a))
+    p_value = statsmodels_mcnemar([[both, one], [other, len(errors - a - b)]], exact=True).pvalue
+    assert found == (one, other, both, flagged, pytest.approx(p_value))
+
+
+def test_mcnemar_shares_flags_among_equal_scores():
+    """Two flags for three equal answers: two thirds of one each, whatever the order of the file."""
+    assert mcnemar([1, 2, 3], [3, 2, 1], [0, 0, 0], 2) == (0, 0, 0, 2, 1.0)
+    found = mcnemar([1, 1, 1, 0], [0, 1, 2, 3], [1, 0, 0, 1], 2)
+    assert found[:3] == pytest.approx((2 / 3, 1, 0))
+    found = mcnemar([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0], 2)
+    assert found == pytest.approx((2, 2 / 3, 0, 2, 1.0))  # of two and one

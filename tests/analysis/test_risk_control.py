@@ -48,8 +48,7 @@ def binomial(n, errors, risk):
 def test_p_values_are_those_of_plain_loops(seed):
     score, wrong, _ = answers(seed, 30, 3)
     keep, codes = score < np.random.default_rng(seed).normal(), np.repeat(np.arange(30), 3)
-    rows = list(zip(codes, keep, wrong, strict=True))
-    expected = 1 / max(capitals(rows, 0.2, 5, BETS))
+    expected = 1 / max(capitals(list(zip(codes, keep, wrong, strict=True)), 0.2, 5, BETS))
     assert p_value(keep, wrong, codes, 0.2, 5) == pytest.approx(expected)
     n, errors = int(keep.sum()), int((keep & wrong).sum())
     alone = p_value(keep, wrong, np.arange(90), 0.3, 1)
@@ -229,8 +228,7 @@ def test_labels_from_the_surest_on_give_what_all_labels_give(n):
             labels[rows] = wrong[rows]
             rule, rows = ordered_threshold(score, labels, 0.3, 0.9)
         assert (rule.threshold, rule.coverage) == (every.threshold, every.coverage)
-        used = labels_used(Case("steep", n, 1, 0.3, 0.9), score, wrong)
-        assert rule.labels <= used < 0.8 * n
+        assert rule.labels <= labels_used(Case("steep", n, 1, 0.3, 0.9), score, wrong) < 0.8 * n
 
 
 @pytest.mark.parametrize("gone", [(), (2,), (0, 5)])
@@ -371,8 +369,7 @@ def test_the_baseline_is_mapies():
         )  # fmt: skip
         theirs.calibrate(score, ~wrong)
         most = max((np.sum(-score >= limit) for limit in theirs.valid_predict_params), default=0)
-        case = Case("steep", 1000, 1, 0.2, 0.9)
-        ours = baselines(case, score[order], wrong[order])
+        ours = baselines(Case("steep", 1000, 1, 0.2, 0.9), score[order], wrong[order])
         assert ours["MAPIE"] == most
         ranks = np.ceil(COVERAGES * 1000).astype(int)
         tests = [binomial(rank, int(wrong[order][:rank].sum()), 0.2) for rank in ranks.tolist()]

@@ -79,8 +79,7 @@ def test_from_a_table_of_scores_to_the_monitor(tmp_path, suffix, column, left_ou
 
 
 def spoiled(at=None, **change):
-    rows = drawn(0, 30)
-    return [row | change if at in (None, i) else row for i, row in enumerate(rows)]
+    return [row | change if at in (None, i) else row for i, row in enumerate(drawn(0, 30))]
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,7 @@ def test_what_leaves_the_simple_signal(monkeypatch):
         (features["hidden"], simple, few, 0.01, "10 clusters with wrong .* among the 200"),
     ):
         monkeypatch.setattr(learned_scores, "STRENGTH", strength)
-        known = Labelled(labels, keys(400, 1))
-        found = learned_threshold({"hidden": columns}, by, known, 0.3, 0.9)
+        found = learned_threshold({"hidden": columns}, by, Labelled(labels, keys(400, 1)), 0.3, 0.9)
         assert (found.signal, found.score) == ("msp", None)
         assert found.values.tolist() == by["msp"].tolist()
         assert re.search(rf"{words}.*; msp decides\.", found.learning)
@@ -173,8 +172,7 @@ def test_from_labels_to_decisions(learned, told, scorer):
     assert (learned.learning in str(learned), learned.guarantee.coverage > 0.3) == (True, True)
     found = [outcome.result for outcome in Decider(scorer, learned).score_many(told[:10])]
     for one, row in zip(found, told, strict=False):
-        features = _features(read(row), scorer)
-        expected = pytest.approx(learned.learned(features)[0], abs=1e-3)
+        expected = pytest.approx(learned.learned(_features(read(row), scorer))[0], abs=1e-3)
         assert one.value == one.signals["learned"] == expected
         assert one.accept == (one.value <= learned.guarantee.threshold)
 

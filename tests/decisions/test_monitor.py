@@ -34,8 +34,7 @@ def test_monitor_is_that_of_plain_loops(seed, largest):
     names = [str(key) for key in rng.integers(0, 40, size=90)]  # up to six answers in a cluster
     accepted, wrong = rng.random(90) < 0.7, rng.random(90) < (0.02, 0.2, 0.5)[seed]
     rows = list(zip(names, accepted, wrong, strict=True))
-    guarantee = guaranteed(risk=0.2, largest=largest)
-    monitor = risk_monitor(guarantee, accepted, Labelled(wrong, names))
+    monitor = risk_monitor(guaranteed(risk=0.2, largest=largest), accepted, Labelled(wrong, names))
     expected = [purse(rows, 0.2, largest, above) for above in (False, True)]
     assert [monitor.p_holds, monitor.p_violated] == pytest.approx(expected)
     assert monitor.answers == sum(min(names.count(key), largest) for key in set(names))
@@ -98,8 +97,7 @@ def test_least_number_of_accepted_answers(risk, confidence, largest):
     guarantee = guaranteed(risk, confidence, largest=largest)
 
     def outcome(n):
-        answers = Labelled([0] * (n + 2), keys(n + 2, 1))
-        return risk_monitor(guarantee, [1] * n + [0, 0], answers)
+        return risk_monitor(guarantee, [1] * n + [0, 0], Labelled([0] * (n + 2), keys(n + 2, 1)))
 
     least = outcome(1).least_holds
     assert (outcome(least).outcome, outcome(least - 1).outcome) == ("holds", "inconclusive")

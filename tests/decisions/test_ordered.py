@@ -140,8 +140,7 @@ def test_what_no_sheet_is_sorted_by(place, signal):
 @pytest.mark.parametrize("largest", [None, 3, 5])
 def test_several_answers_a_cluster_are_thinned_as_they_were_written(tmp_path, scorer, largest):
     """The sheet has one answer a cluster, and each label of it counts."""
-    blank = {"prompt": "?", "answer": "", "cluster": "blank"}
-    rows = lines_of(scorer, [blank, *questions(size=3)])
+    rows = lines_of(scorer, [{"prompt": "?", "answer": "", "cluster": "blank"}, *questions(size=3)])
     answers, of = write(tmp_path / "answers.jsonl", rows), {key_of(r): r["cluster"] for r in rows}
     n = write_ordered_sheet(answers, tmp_path / "s.csv", "msp", largest)
     clusters = [of[row["key"]] for row in sheet_of(tmp_path / "s.csv")]

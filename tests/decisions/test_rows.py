@@ -5,6 +5,7 @@ import io
 import json
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, risk_threshold
+from lm_polygraph_asmi.decisions.fit import CalibrationOptions, fit, rank_signals
 from lm_polygraph_asmi.decisions.rows import saved_answers
 from lm_polygraph_asmi.host import smollm2
 from lm_polygraph_asmi.scoring import UnmaskedAnswer
@@ -22,7 +24,8 @@ from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import SIGNALS
 from lm_polygraph_asmi.tables import Row
-from tests.decisions.conftest import ASKED, N, labelled, lines_of
+from tests.analysis.simulation import keys
+from tests.decisions.conftest import ABOUT, ASKED, N, labelled, lines_of
 from tests.scoring.conftest import PROMPT
 
 
@@ -142,8 +145,7 @@ def refused(rows):
 def test_a_digest_covers_what_is_read_of_a_row(scored, change):
     """Labels, contexts and other fields may change."""
     first, second, line = copy.deepcopy(scored[:3])
-    signals = line["signals"] | change.get("signals", {})
-    line |= change | {"signals": signals}
+    line |= change | {"signals": line["signals"] | change.get("signals", {})}
     assert UnmaskedAnswer.of_row(line) is None
     assert refused([first, second | {"correct": True, "context": "C", "note": 1}, line]) == [3]
 
@@ -181,3 +183,48 @@ def test_rows_that_do_not_know_their_model(scored, monkeypatch, tmp_path):
         saved_answers([Row(1, line | {"digest": digest_of(line)})])
     monkeypatch.setattr(smollm2, "smollm2_source", lambda: (tmp_path, None))
     assert (loadable(str(tmp_path)), loadable("m")) == ("smollm2", "m")
+
+
+OPTIONS = CalibrationOptions(0.4, 0.8)
+WRONG, NOISE = np.arange(60) % 2, np.random.default_rng(0).permutation(60) / 60
+ANSWERS = Labelled(WRONG, keys(60, 1), resamples=200)
+COLUMNS = {"asmi": WRONG + NOISE, "sem": NOISE, "msp": WRONG + 0.01 * NOISE, "entropy": -WRONG}
+
+
+@pytest.mark.parametrize(
+    ("signal", "expected", "signals"), [("best", "msp", 2), ("sem", "sem", 1), ("asmi", "asmi", 1)]
+)
+def test_the_signal_that_decides(signal, expected, signals):
+    """The best of two unmasked ones has half of the level; one that needs masks is to be named."""
+    for unlabelled in (None, {name: column[::2] for name, column in COLUMNS.items()}):
+        asked = replace(OPTIONS, signal=signal, largest=1)
+        found = fit(COLUMNS, ANSWERS, asked, unlabelled=unlabelled or {}, **ABOUT)
+        assert (found.signal, found.n, found.errors) == (expected, 60, 30)
+        rule = risk_threshold(
+            COLUMNS[expected], ANSWERS, 0.4, 1 - 0.2 / signals,
+            unlabelled=unlabelled and unlabelled[expected],
+        )  # fmt: skip
+        assert found.guarantee == replace(rule, confidence=0.8, signals=signals)
+    with pytest.raises(ValueError, match=r"expected a signal of asmi, .*; got 'perplexity'"):
+        fit(COLUMNS, ANSWERS, replace(OPTIONS, signal="perplexity"), **ABOUT)
+
+
+def test_a_learned_score_that_ranks_worse_leaves_it_to_an_unmasked_signal():
+    asked, useless = replace(OPTIONS, signal="learned"), {"hidden": NOISE[:, None]}
+    assert fit(COLUMNS, ANSWERS, asked, features=useless.copy, **ABOUT).signal == "msp"
+
+
+def test_signals_are_ranked_and_the_best_accepts_most():
+    ranked = rank_signals(COLUMNS, ANSWERS)
+    assert (ranked["msp"].prr.value, ranked["entropy"].prr.high < 0) == (1, True)
+    masked = {"asmi": NOISE, "sem": WRONG}  # a run may have no others
+    assert fit(masked, ANSWERS, OPTIONS, **ABOUT).signal == "sem"
+    equal = {"msp": 1.0 * WRONG, "entropy": 2.0 * WRONG, "sem": 1.0 * WRONG}
+    assert fit(equal, ANSWERS, OPTIONS, **ABOUT).signal == "msp"
+
+
+def test_what_is_needed_of_several_signals():
+    few = Labelled(WRONG[:9], keys(9, 1), resamples=50)
+    columns = {name: column[:9] for name, column in COLUMNS.items()}
+    found = fit(columns, few, CalibrationOptions(0.2, 0.9), **ABOUT).guarantee
+    assert "at least 14 answers, one a cluster, must test; 9 do." in found.limits  # .8**14 < .05

@@ -92,8 +92,7 @@ def put_at(stats: dict[str, Any], depth: float, **columns: list[Any]) -> None:
 def put(saved: dict[str, Any], config: ASMIConfig, values: Any) -> None:
     """Add a score to a run."""
     saved["estimations"]["sequence", str(config)] = values
-    of = config.to_dict() | {"symbol": config.symbol}
-    saved[METHODS] = saved[METHODS] | {str(config): of}
+    saved[METHODS] = saved[METHODS] | {str(config): config.to_dict() | {"symbol": config.symbol}}
 
 
 def exchanged(saved: dict[str, Any], **changed: Any) -> dict[str, Any]:

@@ -131,12 +131,10 @@ def test_what_is_printed(calibration):
     rule = replace(limited(calibration, 0.25).guarantee, clusters=49)
     decided = replace(limited(calibration, 0.25), left_out="2 empty", guarantee=rule)
     strict = replace(rule, threshold=None, risk=0.1, base_rate=0.28, clusters=50)
-    for one, expected in (
-        (decided, ["Promise: with 80% .* 40% of .*no cluster has more than 2 answers",
-                   rf"{N} answers from 49 clusters, {calibration.errors} wrong.*: 2 empty\.$",
-                   "50% of such .* 0.25 nats.* 10% are wrong", "Warning: fewer than 50"]),
-        (replace(decided, guarantee=strict), ["Promise: none", "50 clusters",
-                                              "Accepts: nothing.* reject at least 20%"]),
+    for one, *expected in (
+        (decided, "80% .* 40% of .* 2 answers", rf"{N} .* 49 clusters, {calibration.errors} .* 2 e",
+         "50% of such .* 0.25 nats.* 10% are wrong", "fewer than 50"),
+        (replace(decided, guarantee=strict), "none", "50 clusters", "nothing.* at least 20%"),
     ):  # fmt: skip
         for line, words in zip(one.promise(), expected, strict=True):
             assert re.search(words, line), line
@@ -159,8 +157,7 @@ def test_a_file_that_was_changed_by_hand(calibration, tmp_path):
     chosen = [every[at] for at in np.random.default_rng(0).permutation(len(every))[:40]]
     for *outer, last in [*(("guarantee", n) for n in ("threshold", "risk", "largest")), *chosen]:
         content = json.loads(text)
-        place = reduce(getitem, outer, content)
-        place[last] = 0.27 if place[last] == 0.26 else 0.26
+        reduce(getitem, outer, content)[last] = 0.26
         changed.write_text(json.dumps(content))
         with pytest.raises(ValueError, match="changed by hand"):
             Calibration.load(changed)

@@ -60,17 +60,15 @@ def test_from_a_table_of_scores_to_the_monitor(tmp_path, suffix, column, left_ou
     new = saved("new", [row | {"correct": ""} for row in later])
     code, said = run("decide", new, "--calibration", out, "--out", decided, "--sheet", sheet)
     assert code == 0, said
-    taken = [row for row in later if row["unsure"] <= expected.threshold]
-    for line, row in zip((row.content for row in read_table(decided)), later, strict=True):
-        assert (line["accept"], line["text"]) == (row in taken, "kept")
-        assert line["digest"] == Decision.digest(line)
-    labels = [row.content for row in read_table(sheet)]
-    for label, row in zip(labels, later, strict=True):
-        label["correct"] = row["correct"] if label["accept"] == "True" else ""
-    table(sheet, labels[::-1])
+    taken = [row["unsure"] <= expected.threshold for row in later]
+    lines, labels = ([row.content for row in read_table(path)] for path in (decided, sheet))
+    assert [(line["accept"], line["text"]) for line in lines] == [(one, "kept") for one in taken]
+    assert all(line["digest"] == Decision.digest(line) for line in lines)
+    given = [row["correct"] if one else "" for one, row in zip(taken, later, strict=True)]
+    both = zip(labels, given, strict=True)
+    table(sheet, [label | {"correct": correct} for label, correct in both][::-1])
     found = json.loads(run("monitor", out, decided, "--labels", sheet, "--json")[1])
-    errors = sum(not row["correct"] for row in taken)
-    assert (found["accepted"], found["errors"]) == (len(taken), errors)
+    assert (found["accepted"], found["errors"]) == (sum(taken), given.count(False))
     same = saved("same", [row | {"answer": "another"} for row in rows])
     again = tmp_path / "again.jsonl"  # the questions of the calibration
     assert run("decide", same, "--calibration", out, "--out", again)[0] == 0
@@ -107,18 +105,18 @@ def test_columns_that_are_refused(rows, signal, words):
 
 def test_a_row_without_the_number_is_not_decided(tmp_path):
     """It has an error; the others are decided, and a blank answer never is accepted."""
-    out = tmp_path / "c.json"
+    out, decided = tmp_path / "c.json", tmp_path / "d.jsonl"
     calibrate_rows(drawn(0), 0.3, signal="column:unsure").save(out)
     later = [row | {"unsure": -9.0} for row in drawn(1, 4, first=N)]
     later[1]["unsure"], later[2]["answer"] = "none", " \n"
-    words = ("decide", table(tmp_path / "in.csv", later), "--calibration", out)
-    code, said = run(*words, "--out", tmp_path / "d.jsonl")
+    source = table(tmp_path / "in.csv", later)
+    code, said = run("decide", source, "--calibration", out, "--out", decided)
     assert (code, "column 'unsure': expected a number, got 'none'" in said) == (1, True)
-    lines = [row.content for row in read_table(tmp_path / "d.jsonl")]
-    assert [line.get("accept") for line in lines] == [True, None, None, True]
-    code, said = run("monitor", out, tmp_path / "d.jsonl")
-    assert (code, "which share is accepted is unknown" in said) == (4, True), said
-    assert "1 rows that failed. Left out 1 empty answers" in said
+    accepted = [row.content.get("accept") for row in read_table(decided)]
+    assert accepted == [True, None, None, True]
+    code, said = run("monitor", out, decided)
+    words = "which share is accepted is unknown", "1 rows that failed. Left out 1 empty answers"
+    assert (code, [part for part in words if part not in said]) == (4, []), said
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from tests.analysis.simulation import keys
 
 RNG = np.random.default_rng(0)
 QUALITY = RNG.random(400)
+SORTED = np.sort(QUALITY)  # the worst possible order of the file
 UNCERTAINTY = -QUALITY + RNG.normal(scale=0.5, size=400)
 FEW_TIED, FEW = np.array([0.3, 0.3, 0.3, 0.1, 0.9, 0.9]), np.array([1.0, 0.2, 0.5, 0.9, 0.0, 0.6])
 
@@ -36,12 +37,13 @@ def host_prr(uncertainty, quality, chance=None) -> float:
 @pytest.mark.parametrize("value", [1, 0.1, 0.7, 1 / 3])
 def test_equal_quality_has_no_prr_whatever_its_rounding(value):
     """Sums of 0.1 are not multiples of it: their noise over noise would be a PRR."""
-    uncertainty, quality = UNCERTAINTY[:50], np.full(50, value)
-    answers = Labelled(quality=quality, clusters=range(50), resamples=50)
-    assert np.isnan(normalised_prr(uncertainty, quality))
-    assert np.isnan(prr_draws([uncertainty], answers)).all()
-    assert np.isnan(prr_with_error(uncertainty, answers)).all()
-    assert np.isnan(normalised_prr(np.arange(3), [0.3, 0.1 + 0.2, 0.3]))
+    uncertainty = UNCERTAINTY[:50]
+    answers = Labelled(quality=np.full(50, value), clusters=range(50), resamples=50)
+    for found in (
+        normalised_prr(uncertainty, answers.quality), prr_draws([uncertainty], answers),
+        prr_with_error(uncertainty, answers), normalised_prr(range(3), [0.3, 0.1 + 0.2, 0.3]),
+    ):  # fmt: skip
+        assert np.isnan(found).all()
     one_error = np.arange(100_000) == 77  # whose share is near to rounding
     assert normalised_prr(one_error, ~one_error) == pytest.approx(1)
 
@@ -70,9 +72,8 @@ def test_ties_count_as_the_hosts_mean_over_all_orders_of_the_file(binary):
 
 
 def test_a_constant_score_is_random_rejection():
-    for score in (np.ones(400), np.full(400, -np.inf)):
-        for quality in (QUALITY, np.sort(QUALITY)):  # the worst possible order of the file
-            assert normalised_prr(score, quality) == pytest.approx(0, abs=1e-12)
+    for score, quality in product((np.ones(400), np.full(400, -np.inf)), (QUALITY, SORTED)):
+        assert normalised_prr(score, quality) == pytest.approx(0, abs=1e-12)
     few_bits = np.ones((1, 400), dtype=np.int8)  # as draws are: sums of counts need more
     area = Rejection(np.zeros(400), QUALITY).area(few_bits, few_bits @ QUALITY)
     assert area == pytest.approx(QUALITY.mean())
@@ -124,13 +125,13 @@ def test_stability_of_seeds():
 
 
 def test_rank_correlation_of_equal_reversed_tied_and_constant_scores():
-    row = np.arange(10.0)
-    assert rank_correlation(row, row**3) == pytest.approx(1)
-    assert rank_correlation(row, -row) == pytest.approx(-1)
-    # Spearman with ties is Pearson's of mid-ranks.
-    expected = np.corrcoef([1.5, 1.5, 3, 4], [1, 2.5, 2.5, 4])[0, 1]
-    assert rank_correlation([1, 1, 2, 3], [4, 5, 5, 9]) == pytest.approx(expected)
-    assert np.isnan(rank_correlation(row, np.ones(10)))
+    """Spearman with ties is Pearson's of mid-ranks."""
+    row, tied = np.arange(10.0), np.corrcoef([1.5, 1.5, 3, 4], [1, 2.5, 2.5, 4])[0, 1]
+    for first, second, expected in (
+        (row, row**3, 1), (row, -row, -1), ([1, 1, 2, 3], [4, 5, 5, 9], tied),
+        (row, np.ones(10), np.nan),
+    ):  # fmt: skip
+        assert rank_correlation(first, second) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize("levels", [1, 2, 5, 1000])
@@ -155,8 +156,10 @@ def test_mcnemar_is_statsmodels(flagged):
 
 def test_mcnemar_shares_flags_among_equal_scores():
     """Two flags for three equal answers: two thirds of one each, whatever the order of the file."""
-    assert mcnemar([1, 2, 3], [3, 2, 1], [0, 0, 0], 2) == (0, 0, 0, 2, 1.0)
-    found = mcnemar([1, 1, 1, 0], [0, 1, 2, 3], [1, 0, 0, 1], 2)
-    assert found[:3] == pytest.approx((2 / 3, 1, 0))
-    found = mcnemar([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0], 2)
-    assert found == pytest.approx((2, 2 / 3, 0, 2, 1.0))  # of two and one
+    for first, second, wrong, expected in (
+        ([1, 2, 3], [3, 2, 1], [0, 0, 0], (0, 0, 0, 2, 1.0)),
+        ([1, 1, 1, 0], [0, 1, 2, 3], [1, 0, 0, 1], (2 / 3, 1, 0, 2, 1.0)),
+        # The p-value is of two and one.
+        ([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0], (2, 2 / 3, 0, 2, 1.0)),
+    ):
+        assert mcnemar(first, second, wrong, 2) == pytest.approx(expected)

@@ -62,6 +62,12 @@ def run(*arguments):
     return found.exit_code, " ".join(found.output.split())
 
 
+def done(*arguments):
+    code, said = run(*arguments)
+    assert code == 0, said
+    return said
+
+
 @pytest.fixture(scope="session")
 def scorer(model, chat):  # noqa: F811
     return Scorer(model, tokenizer=chat, **SETTINGS)

@@ -11,14 +11,8 @@ from transformers import AutoModelForCausalLM
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm
-from tests.decisions.conftest import WORDS, labelled, run, write
+from tests.decisions.conftest import WORDS, done, labelled, run, write
 from tests.scoring.conftest import PROMPT
-
-
-def done(*arguments):
-    code, said = run(*arguments)
-    assert code == 0, said
-    return said
 
 
 @pytest.fixture(scope="module")

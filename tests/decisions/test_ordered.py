@@ -12,7 +12,7 @@ from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.sheet import key_of
 from lm_polygraph_asmi.tables import read_table
 from tests import tiny_lm
-from tests.decisions.conftest import WORDS, labelled, lines_of, run, table, write
+from tests.decisions.conftest import WORDS, done, labelled, lines_of, run, table, write
 from tests.scoring.conftest import PROMPT
 
 N = 60
@@ -47,9 +47,8 @@ def sheet_of(path):
 
 
 def look(place, *more):
-    code, said = run("calibrate", place / "answers.jsonl", "--labels", place / "s.csv", *ASK,
-                     "--out", place / "c.json", *more)  # fmt: skip
-    assert code == 0, said
+    said = done("calibrate", place / "answers.jsonl", "--labels", place / "s.csv", *ASK,
+                "--out", place / "c.json", *more)  # fmt: skip
     return Calibration.load(place / "c.json"), said
 
 
@@ -58,9 +57,8 @@ def test_as_a_person_does_it(tmp_path, monkeypatch):
     tiny_lm.save(tmp_path / "model")
     write(tmp_path / "in.jsonl", questions())
     files = ("--out", tmp_path / "answers.jsonl", "--sheet", tmp_path / "s.csv")
-    code, said = run("score", tmp_path / "in.jsonl", "--model", tmp_path / "model", *files,
-                     "--surest-first", "msp", "--num-masks", 4, "--mask-rate", 0.3)  # fmt: skip
-    assert code == 0, said
+    done("score", tmp_path / "in.jsonl", "--model", tmp_path / "model", *files,
+         "--surest-first", "msp", "--num-masks", 4, "--mask-rate", 0.3)  # fmt: skip
     monkeypatch.setattr(Scorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
     rows, scores = sheet_of(tmp_path / "s.csv"), list(read_table(tmp_path / "answers.jsonl"))
     values = {key_of(row.content): row.content["signals"]["msp"] for row in scores}

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.decisions.picture import SCALE, bounds_of, error_rates, p
 from lm_polygraph_asmi.decisions.rows import write_ordered_sheet
 from lm_polygraph_asmi.tables import read_table
 from tests.analysis.simulation import keys
-from tests.decisions.conftest import ABOUT, run, table, write
+from tests.decisions.conftest import ABOUT, done, run, table, write
 from tests.report import runs
 from tests.scoring.test_page import NASTY, Elements
 
@@ -159,8 +159,7 @@ def test_labels_from_the_surest_on(scored, tmp_path, labelled, skipped, outcomes
         row["correct"] = "" if rank in skipped else rank % 6 != 5 and rank < 30
     table(sheet, rows)
     asked = ("--risk", 0.4, "--confidence", 0.8, "--out", tmp_path / "c.json", "--html", page)
-    status, said = run("calibrate", scores, "--labels", sheet, *asked)
-    assert (status, said.endswith(f"Page: {page}")) == (0, True), said
+    assert done("calibrate", scores, "--labels", sheet, *asked).endswith(f"Page: {page}")
     drawn, cells, text = marks(html := page.read_text("utf-8"))
     assert {k for k in ("passed", "failed") if k in drawn} == outcomes - {"open"}
     assert drawn.get("next", 0) == ("open" in outcomes) == ("Next test: label" in text)
@@ -175,7 +174,7 @@ def test_of_a_run_and_not_of_a_loaded_one(tmp_path):
     assert "--html" in run(*asked, tmp_path / "page.txt")[1]
     status, said = run(*asked, page, "--metric", "BLEU")
     assert (status, "no quality metric 'BLEU'" in said, out.exists()) == (1, True, False)
-    status, said = run(*asked, page)
-    assert (status, marks(page.read_text("utf-8"))[1]["Labels"]) == (0, "60"), said
+    done(*asked, page)
+    assert marks(page.read_text("utf-8"))[1]["Labels"] == "60"
     with pytest.raises(ValueError, match="just made"):
         page_of(Calibration.load(out))

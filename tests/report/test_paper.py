@@ -51,8 +51,7 @@ def beside(groups: list[RunGroup], *makes) -> pd.DataFrame:
 def row_of(table: pd.DataFrame, method: str) -> pd.Series:
     """The row of a method's PRR in the table of all methods."""
     of_method = table["of the paper"].str.startswith("tab:main") & (table["method"] == method)
-    (row,) = table[of_method & (table["depth"] != "80%")].iloc
-    return row
+    return table[of_method & (table["depth"] != "80%")].iloc[0]
 
 
 def test_numbers_stand_beside_those_of_the_paper(babi, prr):

@@ -304,23 +304,18 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     assert pairs_of_rows(small, bare, True) == [(i, 59 - i) for i in range(60) if i != 3]
 
 
-def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path):
-    saved = content(depths=(60, 80))
+def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path, monkeypatch):
+    saved, asked = content(depths=(60, 80)), Mock(wraps=analysis.clusters.percentile_interval)
     some = save(tmp_path / "few", some_rows(saved, range(40)), manifest(40))
     few, whole = load_run_groups([some, save(tmp_path / "all", saved)])
     prr = normalised_prr(whole.score("Sem-ASMI (80%, K=64)"), whole.quality)
     for groups in ([few, whole], [whole, few]):
         (item,) = depths(groups)
         assert item.table["aggregate PRR"][3] == pytest.approx(prr)
-        assert item.caption[-1].endswith("a larger run has the questions: tiny model, squad (few).")
-
-
-def test_a_mean_over_settings_has_the_clusters_of_the_smallest(tmp_path, monkeypatch):
-    """The widest interval."""
-    asked = Mock(wraps=analysis.clusters.percentile_interval)
+        assert item.caption[-1].endswith("tiny model, squad (few).")
+    # A mean over settings has the clusters of the smallest, so the widest interval.
     monkeypatch.setattr(sys.modules[depths.__module__], "percentile_interval", asked)
-    few = save(tmp_path / "few", content(40, depths=(60, 80), shift=1.0), manifest(40, "other"))
-    depths(load_run_groups([few, save(tmp_path / "many", content(depths=(60, 80)))]))
+    depths([whole, replace(few, dataset="other")])
     assert {call.kwargs["clusters"] for call in asked.call_args_list} == {20}
 
 
@@ -419,14 +414,13 @@ def test_what_a_run_lacks_is_named_and_nothing_is_made_up(tmp_path, change, reas
     assert [reason for reason in reasons if reason not in missing] == []
     assert all(f'<h2 id="{name}">' in made for name in ("benchmark", "datasets"))
     assert "nan" not in made + missing
-    table = pd.read_csv(tmp_path / "out/tables/benchmark.csv").set_index("method")
+    prr = pd.read_csv(tmp_path / "out/tables/benchmark.csv").set_index("method")[TINY]
+    assert prr.isna().all() == ("all answers are" in reasons[0])
     if change is constant:
-        assert table.loc[SEM, TINY] == pytest.approx(0, abs=1e-12)
+        assert prr[SEM] == pytest.approx(0, abs=1e-12)
         assert screen(groups)[0].table["near zero"].tolist() == [True]
-    elif "all answers" in reasons[0]:
-        assert table[TINY].isna().all()
     elif "u_sem" in reasons[0]:
-        assert (groups[0].variants, [*table.index]) == ({}, [*planted.BASELINES])
+        assert (groups[0].variants, [*prr.index]) == ({}, [*planted.BASELINES])
 
 
 @pytest.mark.parametrize("known", [{}, {"rows": None}, {"rows": {"ids": []}}])

@@ -82,9 +82,9 @@ def test_todays_form_of_the_learning_curves_is_this_score():
 @pytest.mark.usefixtures("overfitted")
 def test_out_of_fold_scores_never_saw_their_cluster():
     """Labels without any cause, each cluster marked by columns of its own: nothing is learned."""
-    names, wrong = keys(60, 3), np.repeat(np.random.default_rng(0).random(60) < 0.5, 3)
+    wrong = np.repeat(np.random.default_rng(0).random(60) < 0.5, 3)
     marks = {"hidden": np.repeat(np.eye(60), 3, axis=0)}
-    logits = out_of_fold(marks, Labelled(wrong, names))
+    logits = out_of_fold(marks, Labelled(wrong, keys(60, 3)))
     inside = fit_score(marks, wrong)(marks)
     assert inside[wrong].min() > inside[~wrong].max()  # a score that saw them knows them all
     assert logits[wrong].mean() < logits[~wrong].mean() + 1  # of columns unseen, only intercepts
@@ -107,15 +107,13 @@ def test_the_guarantee_holds_however_it_overfits():
 
 def test_labels_that_test_do_not_choose():
     """Other labels of the rows that test change neither the score nor the choice."""
-    features, simple, wrong = answers(1, 300)
-    names = keys(300, 1)
+    (features, simple, wrong), names = answers(1, 300), keys(300, 1)
     learning = choosing_rows(Labelled(wrong, names).codes, seed_of(simple["msp"]), 0.5)
     found, other = (
         learned_threshold(features, simple, Labelled(labels, names), 0.25, 0.9)
         for labels in (wrong, wrong | ~learning)
     )
-    assert found.signal == other.signal == "learned"
-    assert (found.score, found.learning) == (other.score, other.learning)
+    assert (found.signal, found.score, found.learning) == ("learned", other.score, other.learning)
     assert found.rule.base_rate != other.rule.base_rate  # the labels did change
 
 
@@ -222,13 +220,12 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
     plain = scorer._engine.read
     ask = partial(calibrate_rows, told[:4], 0.2, signal="learned", scorer=scorer, resamples=20)
     spoiled = lambda *a: (s := plain(*a)) | {"hidden": s["hidden"] * np.nan}  # noqa: E731
-    other = partial(Decider, scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)
+    monkeypatch.setattr(scorer._engine, "read", spoiled)
     for call, words in (
-        (other, "depth 0.6 there, 0.3 here"),
+        (partial(Decider, scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3), "depth"),
         (partial(calibrate_run, "RUN", 0.3, signal="learned"), "run has no hidden states"),
         (partial(ask, unlabelled=told[4:]), "unlabelled"),
         (ask, "hidden mean has values that are not finite"),
     ):
-        monkeypatch.setattr(scorer._engine, "read", spoiled)
         with pytest.raises(ValueError, match=words):
             call()

@@ -1,4 +1,6 @@
+import statistics
 from collections import Counter
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -10,24 +12,22 @@ from lm_polygraph_asmi.results.names import SECONDS
 from tests.analysis.simulation import keys
 
 
-def test_masking_response_is_over_tokens():
-    """Not over answers: a long answer counts as its tokens."""
-    answers = [0.1, 0.3], [0.2], [0.9, 0.6, 0.0], []
-    found = mechanism.masking_response([np.array(answer) for answer in answers])
-    assert (found.mean, found.median, found.tokens) == pytest.approx((2.1 / 6, 0.25, 6))
-
-
 @pytest.mark.parametrize(
-    ("tokens", "over_robust"),
+    ("answers", "over_robust"),
     [
         # Table "babiqa-mechanism": Qwen3-4B and 8B, Llama-2-7B.
-        ([0.016], False), ([0.025], False), ([0.001, 0.003], True),
+        ([[0.016]], False), ([[0.025]], False), ([[0.001, 0.003]], True),
         # The screen is of the mean, and its limit is outside.
-        ([0.0, 0.0, 3.1 * mechanism.OVER_ROBUST], False), ([mechanism.OVER_ROBUST], False),
+        ([[0.0, 0.0, 3.1 * mechanism.OVER_ROBUST]], False), ([[mechanism.OVER_ROBUST]], False),
+        ([[0.1, 0.3], [0.2], [0.9, 0.6, 0.0], []], False),
     ],
 )  # fmt: skip
-def test_the_screen_tells_the_papers_cells_apart(tokens, over_robust):
-    assert mechanism.masking_response([np.array(tokens)]).over_robust == over_robust
+def test_masking_response_is_over_tokens(answers, over_robust):
+    """Not over answers: a long answer counts as its tokens."""
+    found, tokens = mechanism.masking_response([*map(np.array, answers)]), [*chain(*answers)]
+    expected = statistics.mean(tokens), statistics.median(tokens), len(tokens)
+    assert (found.mean, found.median, found.tokens) == pytest.approx(expected)
+    assert found.over_robust == over_robust
 
 
 @pytest.mark.parametrize("rate", [0, 0.4, 1])

@@ -103,9 +103,10 @@ def test_a_full_report_has_every_item_in_every_form(everything):
             *(f'src="figures/{name}.png"' for name in files["png"]),
         ],
     }.items():  # fmt: skip
-        text = (everything.out / file).read_text()
-        assert [part for part in parts if part not in text] == []
-    assert ("Not in these runs" in text, "2 settings" in everything.shown) == (False, True)
+        written = (everything.out / file).read_text()
+        assert [part for part in parts if part not in written] == []
+    page = (everything.out / "index.html").read_text()
+    assert ("Not in these runs" in page, "2 settings" in everything.shown) == (False, True)
 
 
 @pytest.mark.pictures

@@ -123,10 +123,11 @@ def test_no_run_and_several(tmp_path):
     assert (code, "neither a manager file nor a folder with one" in text) == (1, True)
     with zipfile.ZipFile(tmp_path / "ue_manager_seed1", "w") as archive:
         archive.writestr("a/b.txt", "no run")
-    for words in ("not a run", "several seeds"):
-        with pytest.raises(ValueError, match=words):
-            load_run(tmp_path)
-        save(tmp_path, 1), save(tmp_path, 2)
+    with pytest.raises(ValueError, match="not a run"):
+        load_run(tmp_path)
+    save(tmp_path, 1), save(tmp_path, 2)
+    with pytest.raises(ValueError, match="several seeds"):
+        load_run(tmp_path)
     code, text = show(tmp_path)
     assert (code, "seed1" in text, "seed2" in text) == (0, True, True)
 

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -20,6 +21,7 @@ from tests.decisions.conftest import (
     labelled,
     limited,
     lines_of,
+    refused,
     without_hashes,
     write,
 )
@@ -79,9 +81,11 @@ def test_answers_unlike_the_calibrations(calibration, model, chat):
         one = decide(calibration=by_msp, **same | change)
         found = one.accept, one.reason.startswith("No decision"), (words or "") in one.reason
         assert found == (None if words else True, bool(words), True), (change, one.reason)
-    for own, also, words in (({}, {"depth": 0.3}, "a Scorer has"), ({"stop": "?"}, {}, "stop")):
-        with pytest.raises(ValueError, match=words):
-            Decider(Scorer(model, tokenizer=chat, **own), by_msp, **also)
+    own, other = Scorer(model, tokenizer=chat), Scorer(model, tokenizer=chat, stop="?")
+    refused(
+        (partial(Decider, own, by_msp, depth=0.3), "a Scorer has"),
+        (partial(Decider, other, by_msp), "stop"),
+    )
 
 
 def test_the_same_weights_by_another_name(model, chat, scorer, scored, calibration, tmp_path):
@@ -94,17 +98,17 @@ def test_the_same_weights_by_another_name(model, chat, scorer, scored, calibrati
     first, decider = (Decider(one, limited(calibration, 1e9, "msp")) for one in (scorer, other))
     assert decider.decide(PROMPT, " Brask").accept is True
     source = write(tmp_path / "in.jsonl", labelled(2))
-    doors = {"scores": (scorer, other), "decisions": (first, decider)}
-    for name, pair in doors.items():
+    for name, pair in (("scores", (scorer, other)), ("decisions", (first, decider))):
         assert [score_file(one, source, tmp_path / f"{name}.jsonl") for one in pair] == [0, 0]
     with torch.no_grad():
         renamed.lm_head.weight[0] += 1  # behind the decider's back
     assert "weights or their precision differ" in decider.decide(PROMPT, " Brask").reason
-    for name, (_, last) in doors.items():
-        with pytest.raises(ValueError, match="'prod-llm' here"):
-            score_file(last, source, tmp_path / f"{name}.jsonl")
-    with pytest.raises(ValueError, match=r"otherwise than row 1 .*weights"):
-        calibrate_rows([*scored[:38], *lines_of(other, labelled()[38:])], **ASKED)
+    rows = [*scored[:38], *lines_of(other, labelled()[38:])]
+    refused(
+        (partial(score_file, other, source, tmp_path / "scores.jsonl"), "'prod-llm' here"),
+        (partial(score_file, decider, source, tmp_path / "decisions.jsonl"), "'prod-llm' here"),
+        (partial(calibrate_rows, rows, **ASKED), "otherwise than row 1 .*weights"),
+    )
 
 
 def test_a_threshold_for_chats(scorer):

@@ -119,6 +119,8 @@ def test_another_model_and_unknown_weights(calibration, score):
     for one, answer, words in (
         (known, replace(score, model="renamed"), None),
         (unhashed, replace(own, model="elsewhere/model"), None),
+        (unhashed, replace(own, model=""), None),
+        (replace(unhashed, model=""), own, None),
         (unhashed, replace(own, model="another"), "model 'model' there, 'another' here"),
         (known, own, "weights not recorded here: use `decide`; tokenizer not recorded here"),
     ):

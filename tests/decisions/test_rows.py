@@ -167,6 +167,14 @@ def test_all_rows_are_scored_alike(scorer, scored, change, words):
     )
 
 
+def test_passed_samples_may_differ_in_number(scorer):
+    config, samples = scorer.config.replace(method="adapt"), [" Brask", " 1931", " kites"]
+    other = Scorer(scorer.model, config, tokenizer=scorer.tokenizer)
+    rows = [row | {"samples": samples[: 2 + i % 2]} for i, row in enumerate(labelled(6))]
+    found = calibrate_rows(lines_of(other, rows), 0.4, signal="adapt", resamples=20)
+    assert (found.n, found.settings["samples"]) == (6, "passed")
+
+
 def test_rows_that_do_not_know_their_model(scored, monkeypatch, tmp_path):
     """The demo's model is known by its folder."""
     bare = {n: v for n, v in scored[0]["settings"].items() if n != "weights"}

@@ -267,8 +267,11 @@ class ASMIConfig:
         return key | ({"stop": sorted(key["stop"] or ())} if "stop" in key else {})
 
     def same_but(self, other: "ASMIConfig", *names: str) -> bool:
-        """Whether settings of masks and score are equal, apart from the settings `names`."""
-        adapt = self.method == other.method  # otherwise, only one method uses these settings
+        """Whether settings of masks and score are equal, apart from the settings `names`.
+
+        Settings that only Adapt-ASMI uses count if both are Adapt-ASMI.
+        """
+        adapt = self.method == other.method == "adapt"
         compared = [n for n in self.names("masks", "score") if adapt or not SETTINGS[n]["adapt"]]
         ignored = {"stop", *names}
         return all(getattr(self, n) == getattr(other, n) for n in compared if n not in ignored)

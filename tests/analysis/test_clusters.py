@@ -17,8 +17,7 @@ def test_draws_are_those_with_replacement_of_whole_clusters():
     outcomes = [o for o in product(range(4), repeat=3) if sum(o) == 3]
     observed = [(draws[:, :3] == o).all(1).sum() for o in outcomes]
     assert sum(observed) == 20_000
-    expected = 20_000 * multinomial.pmf(outcomes, 3, [1 / 3] * 3)
-    assert chisquare(observed, expected).pvalue > 0.01
+    assert chisquare(observed, 20_000 * multinomial.pmf(outcomes, 3, [1 / 3] * 3)).pvalue > 0.01
 
 
 def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
@@ -33,15 +32,14 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
 
 def test_what_is_undefined_in_a_resample_is_left_out():
     resampled = np.r_[np.arange(100.0), np.full(20, np.nan)]
-    found = clusters.percentile_interval(7.0, resampled, 30)
-    assert found == pytest.approx((7.0, *ends(np.arange(100), 30)))
-    # Undefined in half of them: what is left speaks for other data than these.
-    for missing in (np.nan, np.inf):
-        half = clusters.percentile_interval(7.0, np.r_[np.arange(100.0), np.full(100, missing)], 30)
-        assert half.value == 7
-        assert np.isnan(half[1:]).all()
-    assert np.isnan(clusters.percentile_interval(np.nan, resampled, 30)).all()
-    assert np.isnan(clusters.percentile_interval(7.0, resampled, 1)[1:]).all()
+    half = np.r_[np.arange(100.0), np.full(100, np.nan)]  # what is left speaks for other data
+    for value, values, number, expected in (
+        (7.0, resampled, 30, ends(np.arange(100), 30)), (7.0, half, 30, (np.nan, np.nan)),
+        (7.0, np.nan_to_num(half, nan=np.inf), 30, (np.nan, np.nan)),
+        (np.nan, resampled, 30, (np.nan, np.nan)), (7.0, resampled, 1, (np.nan, np.nan)),
+    ):  # fmt: skip
+        found = clusters.percentile_interval(value, values, number)
+        assert found == pytest.approx((value, *expected), nan_ok=True)
 
 
 FACTS = ["Mary went to the garden. " * n for n in (6, 7, 8)]  # begin alike
@@ -65,6 +63,16 @@ LATER = "Read.\n\nStory: Ann ran.\nHome.\n\nQuestion: Who?\nAnswer: Ann.\n\nQues
 )
 def test_rows_over_one_text_are_one_cluster(prompts, expected):
     assert clusters.text_clusters(prompts) == expected
+
+
+@pytest.mark.parametrize("passage", [79, 80, 81])
+@pytest.mark.parametrize("longer", [-1, 0, 1])
+def test_how_much_two_prompts_share_to_be_one_cluster(passage, longer):
+    """At least 80 characters, and more than half of the longer prompt; not the instruction."""
+    questions = "b", "c" * (passage + longer)
+    prompts = [f"Answer. {text}" for text in (*("a" * passage + q for q in questions), "z" * 200)]
+    same = passage >= 80 and longer < 0
+    assert len({*clusters.text_clusters(prompts)}) == (2 if same else 3)
 
 
 def test_whole_prompts_are_clusters_where_the_paper_has_it_so():
@@ -103,5 +111,4 @@ def test_medians_of_resamples_are_numpys(n):
     [(49, 60, True), (50, 19, True), (50, 101, True), (50, 20, False), (50, 100, False)],
 )
 def test_samples_too_small_for_intervals(clusters, errors, few):
-    answers = Labelled(np.arange(120) < errors, np.arange(120) % clusters)
-    assert answers.too_few == few
+    assert Labelled(np.arange(120) < errors, np.arange(120) % clusters).too_few == few

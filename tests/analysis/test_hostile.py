@@ -16,6 +16,7 @@ import pytest
 import lm_polygraph_asmi
 from lm_polygraph_asmi import analysis as a, decisions as d
 from lm_polygraph_asmi.analysis import Labelled, Sweep
+from lm_polygraph_asmi.analysis.risk_control import ordered_threshold
 from lm_polygraph_asmi.decisions import fit, learned
 
 PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
@@ -197,6 +198,7 @@ PAIR, SIXTY = Labelled([0, 1], ["a", "b"]), Labelled([0, 1] * 30, range(60))
 GUARANTEE = d.RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500, 1)
 ERRORS, SCORE, MASSES = np.arange(20) < 8, np.arange(60.0), np.ones((10, 7))
 FIVE = [Sweep([SCORE], Labelled([0, 1] * 30, list("abcde") * 12))]
+FOUR, NINE = Labelled([0, 0, 1, 1], "aabc"), [0, 1, 1, 1, 2, 2, 3, 3, 3]
 REFUSALS = [
     # Labels, columns and clusters.
     (lambda: Labelled([0, 1]), "clusters must have a key for every row"),
@@ -225,6 +227,15 @@ REFUSALS = [
         lambda: d.risk_threshold([0, 1], Labelled([0, 1], "ab"), "x", 0.9),
         "risk must be a number, got 'x'",
     ),
+    (lambda: d.risk_threshold(range(4), FOUR, 0.2, 0.9, choosing=[1, 0, 0, 0]), "got a part"),
+    (lambda: d.risk_threshold(range(4), FOUR, 0.2, 0.9, choosing=[1] * 5), "choosing"),
+    (
+        lambda: d.risk_threshold(NINE, Labelled([0, 1] * 4 + [1], NINE), 0.2, 0.9, largest=2),
+        "largest: .* at least 3, .* got 2",
+    ),
+    (lambda: ordered_threshold([1, 2, 3], [0, 1], 0.2, 0.9), "3 scores, got 2"),
+    (lambda: ordered_threshold([1, 2, 3], [0, None, 2], 0.2, 0.9), "True and False .* got 2"),
+    (lambda: ordered_threshold([1, np.nan, 3], [0, 1, None], 0.2, 0.9), "scores .* not finite"),
     (lambda: d.risk_monitor(GUARANTEE, [1, 0.5], PAIR), "accepted must contain True"),
     # Learned scores.
     (lambda: a.free_features([], [], 3), "at least one token"),

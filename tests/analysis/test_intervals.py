@@ -1,14 +1,24 @@
 """Every statistic with an interval, against a plain loop over resamples of whole clusters."""
 
+import dataclasses
 from functools import cache
+from itertools import permutations
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 from statsmodels.regression.linear_model import OLS
 
 from lm_polygraph_asmi import analysis
-from lm_polygraph_asmi.analysis import Clustered, Labelled, aurc, cluster_interval, prr_intervals
+from lm_polygraph_asmi.analysis import (
+    Clustered,
+    Labelled,
+    aurc,
+    cluster_interval,
+    prr_intervals,
+    selective,
+)
 from lm_polygraph_asmi.analysis.clusters import bootstrap_interval
 from lm_polygraph_asmi.analysis.distinct import error_probability
 from tests.analysis.simulation import coverage, ends, keys, monte_carlo_error, shared
@@ -151,17 +161,17 @@ def test_an_interval_is_a_loop_over_the_draws(name):
 def test_a_band_is_the_interval_of_each_point():
     values, rows = RNG.normal(size=(40, 3)), Clustered(keys(20, 2), resamples=100)
     found = analysis.cluster_band(lambda chosen: values[chosen].mean(0), rows, points=3)
-    for place in range(3):
-        expected = cluster_interval(lambda chosen, j=place: values[chosen, j].mean(), rows)
-        assert found[:, place].tolist() == pytest.approx([expected.low, expected.high])
+    expected = [
+        cluster_interval(lambda chosen, j=j: values[chosen, j].mean(), rows) for j in (0, 1, 2)
+    ]
+    np.testing.assert_allclose(found.T, [(one.low, one.high) for one in expected])
     # A curve of as many points as rows is read at the same shares of it.
     spread = analysis.cluster_band(lambda chosen: np.linspace(0, 1, len(chosen)), rows, points=5)
     np.testing.assert_allclose(spread, [[0, 0.25, 0.5, 0.75, 1]] * 2)
     # One cluster has a value, and neither interval nor band.
     alone = Clustered(["one"] * 40)
-    value, *none = cluster_interval(lambda chosen: values[chosen, 0].mean(), alone)
-    assert value == values[:, 0].mean()
-    assert np.isnan(none).all()
+    expected = pytest.approx((values[:, 0].mean(), np.nan, np.nan), nan_ok=True)
+    assert cluster_interval(lambda chosen: values[chosen, 0].mean(), alone) == expected
     assert np.isnan(analysis.cluster_band(lambda chosen: values[chosen, 0], alone)).all()
 
 
@@ -184,3 +194,76 @@ def test_few_clusters_have_intervals_too(clusters):
     truth = sample(40_000, resamples=1).value
     found = [sample(clusters) for _ in range(400)]
     assert coverage(found, truth) == pytest.approx(0.95, abs=3 * monte_carlo_error(0.95, 400))
+
+
+ANSWERS = Labelled(WRONG, NAMES, resamples=20)
+
+
+def naive_curve(uncertainty, wrong):
+    """Rejecting one by one, the most uncertain first. Without ties."""
+    ranked = [w for _, w in sorted(zip(uncertainty, wrong, strict=True))]
+    return [sum(ranked[:k]) / k for k in range(1, len(ranked) + 1)]
+
+
+def test_risk_coverage_its_area_and_its_points_against_a_loop():
+    expected = naive_curve(MSP, WRONG)
+    np.testing.assert_allclose(selective.risk_coverage(MSP, WRONG), expected)
+    assert selective.aurc(MSP, WRONG) == pytest.approx(np.mean(expected))
+    for share, kept in ((1.0, 90), (0.9, 81), (0.7, 63), (0.5, 45), (0.1, 9), (0.001, 1)):
+        assert selective.retained_error(MSP, WRONG, share) == pytest.approx(expected[kept - 1])
+
+
+def test_ties_count_as_the_mean_over_all_their_orders():
+    tied, wrong = np.array([2, 1, 2, 1, 2, 0]), np.array([1, 0, 0, 1, 1, 0])
+    # A stable sort of each.
+    orders = (sorted(order, key=lambda row: tied[row]) for order in permutations(range(6)))
+    expected = np.mean([naive_curve(range(6), wrong[rows].tolist()) for rows in orders], axis=0)
+    np.testing.assert_allclose(selective.risk_coverage(tied, wrong), expected)
+    assert selective.aurc(tied, wrong) == pytest.approx(expected.mean())
+    assert [selective.aurc(tied, np.full(6, kind)) for kind in (0, 1)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("msp", "fragility"), [(MSP, FRAGILITY), (MSP, ALL * 0), (ALL * 0, FRAGILITY)]
+)
+def test_quadrants_are_pandas_groups(msp, fragility):
+    """An empty one is undefined."""
+    found = selective.confident_but_fragile(msp, fragility, ANSWERS)
+    table = pd.DataFrame({"msp": msp, "fragility": fragility, "wrong": WRONG})
+    high = (table[column] > table[column].median() for column in ("msp", "fragility"))
+    groups = table.groupby([*high])["wrong"].agg(["mean", "size"])
+    groups = groups.reindex(pd.MultiIndex.from_product([[False, True]] * 2))
+    np.testing.assert_allclose(found.error_rate.ravel(), groups["mean"])
+    np.testing.assert_array_equal(found.count.ravel(), groups["size"].fillna(0))
+
+
+@pytest.mark.parametrize("n", [90, 81])
+def test_filter_curve_against_a_loop(n):
+    msp, by, wrong = MSP[:n], FRAGILITY[:n], WRONG[:n]
+    half = sorted(range(n), key=lambda row: msp[row])[: (n + 1) // 2]
+    half.sort(key=lambda row: by[row])
+    shares = [0.0, 0.1, 0.5, 0.9, 1.0]
+    expected = [wrong[half[: max(1, round((1 - s) * len(half)))]].mean() for s in shares]
+    np.testing.assert_allclose(selective.filter_curve(msp, by, wrong, shares), expected)
+    # A constant filter keeps the confident error.
+    assert selective.filter_curve(msp, np.ones(n), wrong, [0.5]) == pytest.approx(expected[0])
+
+
+def test_a_filter_reports_all_its_errors():
+    """Also where seven in ten tie at the lowest MSP, so that the confident half is no half."""
+    for msp, confident in ((MSP, 45), (np.maximum(0, ALL - 62.0), 63)):
+        found = selective.confident_filter(msp, FRAGILITY, ENTROPY, ANSWERS)
+        by_fragility, by_other = (
+            selective.filter_curve(msp, by, WRONG, [0.5])[0] for by in (FRAGILITY, ENTROPY)
+        )
+        error = WRONG[msp <= np.median(msp)].mean()
+        expected = confident / 90, round(confident / 2) / 90, error, by_fragility, by_other
+        assert dataclasses.astuple(found)[:5] == pytest.approx(expected)
+        assert selective.confident_but_fragile(msp, FRAGILITY, ANSWERS).count[0].sum() == confident
+
+
+def test_a_selector_reports_both_errors():
+    answers = Labelled(WRONG, NAMES, resamples=20, seed=5)
+    found = selective.global_selector(CONTROLS, FRAGILITY, answers)
+    assert list(found) == [0.7, 0.8, 0.9]
+    assert found[0.7][:2] == pytest.approx((selected(ALL, False), selected(ALL, True)))

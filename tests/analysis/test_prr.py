@@ -1,16 +1,27 @@
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
 from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.ue_metrics.ue_metric import normalize_metric
+from sklearn.metrics import roc_auc_score
+from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 
-from lm_polygraph_asmi.analysis import Labelled, normalised_prr, prr_with_error
+from lm_polygraph_asmi.analysis import (
+    Labelled,
+    auroc,
+    mcnemar,
+    normalised_prr,
+    prr_with_error,
+    rank_correlation,
+    seed_stability,
+)
 from lm_polygraph_asmi.analysis.prr import Rejection, prr_draws, weighted_prr
 from tests.analysis.simulation import keys
 
 RNG = np.random.default_rng(0)
 QUALITY = RNG.random(400)
+SORTED = np.sort(QUALITY)  # the worst possible order of the file
 UNCERTAINTY = -QUALITY + RNG.normal(scale=0.5, size=400)
 FEW_TIED, FEW = np.array([0.3, 0.3, 0.3, 0.1, 0.9, 0.9]), np.array([1.0, 0.2, 0.5, 0.9, 0.0, 0.6])
 
@@ -26,12 +37,13 @@ def host_prr(uncertainty, quality, chance=None) -> float:
 @pytest.mark.parametrize("value", [1, 0.1, 0.7, 1 / 3])
 def test_equal_quality_has_no_prr_whatever_its_rounding(value):
     """Sums of 0.1 are not multiples of it: their noise over noise would be a PRR."""
-    uncertainty, quality = UNCERTAINTY[:50], np.full(50, value)
-    answers = Labelled(quality=quality, clusters=range(50), resamples=50)
-    assert np.isnan(normalised_prr(uncertainty, quality))
-    assert np.isnan(prr_draws([uncertainty], answers)).all()
-    assert np.isnan(prr_with_error(uncertainty, answers)).all()
-    assert np.isnan(normalised_prr(np.arange(3), [0.3, 0.1 + 0.2, 0.3]))
+    uncertainty = UNCERTAINTY[:50]
+    answers = Labelled(quality=np.full(50, value), clusters=range(50), resamples=50)
+    for found in (
+        normalised_prr(uncertainty, answers.quality), prr_draws([uncertainty], answers),
+        prr_with_error(uncertainty, answers), normalised_prr(range(3), [0.3, 0.1 + 0.2, 0.3]),
+    ):  # fmt: skip
+        assert np.isnan(found).all()
     one_error = np.arange(100_000) == 77  # whose share is near to rounding
     assert normalised_prr(one_error, ~one_error) == pytest.approx(1)
 
@@ -46,8 +58,7 @@ def test_standard_error_is_the_spread_over_new_data():
         return prr_with_error(-quality + rng.normal(scale=0.5, size=150), answers)
 
     spread = np.std([found(2).value for _ in range(200)])
-    estimates = [found(200).standard_error for _ in range(10)]
-    assert np.mean(estimates) == pytest.approx(spread, rel=0.2)
+    assert np.mean([found(200).standard_error for _ in range(10)]) == pytest.approx(spread, rel=0.2)
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -61,9 +72,8 @@ def test_ties_count_as_the_hosts_mean_over_all_orders_of_the_file(binary):
 
 
 def test_a_constant_score_is_random_rejection():
-    for score in (np.ones(400), np.full(400, -np.inf)):
-        for quality in (QUALITY, np.sort(QUALITY)):  # the worst possible order of the file
-            assert normalised_prr(score, quality) == pytest.approx(0, abs=1e-12)
+    for score, quality in product((np.ones(400), np.full(400, -np.inf)), (QUALITY, SORTED)):
+        assert normalised_prr(score, quality) == pytest.approx(0, abs=1e-12)
     few_bits = np.ones((1, 400), dtype=np.int8)  # as draws are: sums of counts need more
     area = Rejection(np.zeros(400), QUALITY).area(few_bits, few_bits @ QUALITY)
     assert area == pytest.approx(QUALITY.mean())
@@ -101,3 +111,55 @@ def test_draws_are_as_many_as_asked_for():
     answers = Labelled(quality=QUALITY, clusters=keys(100, 4))
     for number in (4, 9, 5):
         assert prr_draws([UNCERTAINTY], answers, number).shape == (number, 1)
+
+
+def test_stability_of_seeds():
+    rng = np.random.default_rng(0)
+    quality = rng.random(50)
+    scores = -quality + rng.normal(scale=0.3, size=(5, 50))
+    prr = [normalised_prr(row, quality) for row in scores]
+    ranks = scores.argsort(1).argsort(1)
+    pairs = [np.corrcoef(ranks[i], ranks[j])[0, 1] for i in range(5) for j in range(i)]
+    expected = np.mean(prr), np.std(prr, ddof=1), min(prr), max(prr), np.mean(pairs)
+    assert seed_stability(scores, quality) == pytest.approx(expected)
+
+
+def test_rank_correlation_of_equal_reversed_tied_and_constant_scores():
+    """Spearman with ties is Pearson's of mid-ranks."""
+    row, tied = np.arange(10.0), np.corrcoef([1.5, 1.5, 3, 4], [1, 2.5, 2.5, 4])[0, 1]
+    for first, second, expected in (
+        (row, row**3, 1), (row, -row, -1), ([1, 1, 2, 3], [4, 5, 5, 9], tied),
+        (row, np.ones(10), np.nan),
+    ):  # fmt: skip
+        assert rank_correlation(first, second) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5, 1000])
+def test_auroc_is_scikit_learns(levels):
+    rng = np.random.default_rng(5)
+    score, wrong = rng.integers(levels, size=80), rng.random(80) < 0.3
+    assert auroc(score, wrong) == pytest.approx(roc_auc_score(wrong, score), rel=1e-12)
+
+
+@pytest.mark.parametrize("flagged", [0, 1, 15, 40, 60])
+def test_mcnemar_is_statsmodels(flagged):
+    rng = np.random.default_rng(9)
+    first, second = rng.normal(size=(2, 60))
+    wrong = rng.random(60) < 1 / (1 + np.exp(-1.5 * first))
+    found = mcnemar(first, second, wrong, flagged)
+    a, b = (set(np.argsort(score)[60 - flagged :].tolist()) for score in (first, second))
+    errors = set(np.flatnonzero(wrong).tolist())
+    both, one, other = len(errors & a & b), len(errors & (a - b)), len(errors & (b - a))
+    p_value = statsmodels_mcnemar([[both, one], [other, len(errors - a - b)]], exact=True).pvalue
+    assert found == (one, other, both, flagged, pytest.approx(p_value))
+
+
+def test_mcnemar_shares_flags_among_equal_scores():
+    """Two flags for three equal answers: two thirds of one each, whatever the order of the file."""
+    for first, second, wrong, expected in (
+        ([1, 2, 3], [3, 2, 1], [0, 0, 0], (0, 0, 0, 2, 1.0)),
+        ([1, 1, 1, 0], [0, 1, 2, 3], [1, 0, 0, 1], (2 / 3, 1, 0, 2, 1.0)),
+        # The p-value is of two and one.
+        ([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0], (2, 2 / 3, 0, 2, 1.0)),
+    ):
+        assert mcnemar(first, second, wrong, 2) == pytest.approx(expected)

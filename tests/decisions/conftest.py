@@ -62,6 +62,19 @@ def run(*arguments):
     return found.exit_code, " ".join(found.output.split())
 
 
+def refused(*calls):
+    """Each is a function without arguments, and the word of its ValueError."""
+    for call, words in calls:
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+def done(*arguments):
+    code, said = run(*arguments)
+    assert code == 0, said
+    return said
+
+
 @pytest.fixture(scope="session")
 def scorer(model, chat):  # noqa: F811
     return Scorer(model, tokenizer=chat, **SETTINGS)

@@ -54,8 +54,8 @@ def test_labels():
     for value, wrong in ((True, False), (False, True), (1, False), (0, True), (None, None)):
         assert is_wrong({"correct": value}) is wrong
     for quality, limit, wrong in (
-        (0.49, None, True), (0.5, None, False), (1 + 1e-9, None, False), (0.6, 0.7, True),
-        (90, 50, False), (10, 50, True), (0.3, 0, False), (-1.0, -2.0, False),
+        (0.49, None, True), (0.5, None, False), (1 + 1e-9, None, False), (-1e-9, None, True),
+        (0.6, 0.7, True), (90, 50, False), (10, 50, True), (0.3, 0, False), (-1.0, -2.0, False),
     ):  # fmt: skip
         assert is_wrong({"quality": quality}, limit) is wrong
     for right_from in (math.nan, math.inf, True, "0.5"):
@@ -83,17 +83,16 @@ def test_clusters_are_those_of_plain_loops(seed):
         {"prompt": of[q][rng.integers(len(of[q]))], "cluster": by[c][rng.integers(len(by[c]))]}
         for of, by, (q, c) in ((QUESTIONS, CLUSTERS, pair) for pair in drawn)
     ]
-    found = clusters_of(numbered(*rows))
-    assert [found.index(key) for key in found] == same(drawn)
+    unnamed = [{"prompt": row["prompt"]} for row in rows]
+    for given, pairs in ((rows, drawn), (unnamed, [(question, question) for question, _ in drawn])):
+        found = clusters_of(numbered(*given))
+        assert [found.index(key) for key in found] == same(pairs)
     names = [row["cluster"] for row in rows]
     assert Labelled([0] * len(rows), names).n_clusters == len({c for _, c in drawn})
-    unnamed = clusters_of(numbered(*({"prompt": row["prompt"]} for row in rows)))
-    assert [unnamed.index(key) for key in unnamed] == same([(q, q) for q, _ in drawn])
-    answers = " Holm", "Holm\n"
     for row, (question, _) in zip(rows, drawn, strict=True):
-        digests = {digest_of_texts(row["prompt"], answer) for answer in answers}
-        assert digests == {digest_of_texts(QUESTIONS[question][0], "Holm")}
-        assert digest_of_texts(row["prompt"], "Rell") not in digests
+        digests = [digest_of_texts(row["prompt"], text) for text in (" Holm", "Holm\n", "Rell")]
+        expected = digest_of_texts(QUESTIONS[question][0], "Holm")
+        assert [one == expected for one in digests] == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """The monitor: against plain loops and exact probabilities of all looks; saved decisions."""
 
 import json
+from collections import Counter
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from lm_polygraph_asmi.decisions import Decision, RiskThreshold, risk_monitor
 from lm_polygraph_asmi.decisions.decision import EMPTY
 from lm_polygraph_asmi.decisions.monitor import monitor
 from tests.analysis.simulation import capitals, keys
-from tests.decisions.conftest import labelled, limited, numbered, run, write
+from tests.decisions.conftest import labelled, limited, numbered, refused, run, write
 
 
 def guaranteed(risk=0.1, confidence=0.9, largest=1):
@@ -33,10 +34,9 @@ def test_monitor_is_that_of_plain_loops(seed, largest):
     names = [str(key) for key in rng.integers(0, 40, size=90)]  # up to six answers in a cluster
     accepted, wrong = rng.random(90) < 0.7, rng.random(90) < (0.02, 0.2, 0.5)[seed]
     rows = list(zip(names, accepted, wrong, strict=True))
-    guarantee = guaranteed(risk=0.2, largest=largest)
-    monitor = risk_monitor(guarantee, accepted, Labelled(wrong, names))
-    assert monitor.p_holds == pytest.approx(purse(rows, 0.2, largest, above=False))
-    assert monitor.p_violated == pytest.approx(purse(rows, 0.2, largest, above=True))
+    monitor = risk_monitor(guaranteed(risk=0.2, largest=largest), accepted, Labelled(wrong, names))
+    expected = [purse(rows, 0.2, largest, above) for above in (False, True)]
+    assert [monitor.p_holds, monitor.p_violated] == pytest.approx(expected)
     assert monitor.answers == sum(min(names.count(key), largest) for key in set(names))
     assert monitor.left_out == 90 - monitor.answers > 0
     expected = "violated" if monitor.p_violated <= 0.05 else "inconclusive"
@@ -85,6 +85,8 @@ def test_single_answers_depend_on_their_number_of_errors_alone(n):
         for shuffled in (wrong, wrong[::-1]):
             monitor = risk_monitor(guarantee, np.ones(n), Labelled(shuffled, keys(n, 1)))
             assert monitor.outcome == look(guarantee, n, errors)
+            unclear = monitor.outcome == "inconclusive" and n < monitor.least_holds
+            assert ("are needed for holds" in str(monitor)) == unclear
             found.add(monitor.outcome)
     assert len(found) == (2 if n == 5 else 3)
 
@@ -95,13 +97,15 @@ def test_least_number_of_accepted_answers(risk, confidence, largest):
     guarantee = guaranteed(risk, confidence, largest=largest)
 
     def outcome(n):
-        answers = Labelled([0] * (n + 2), keys(n + 2, 1))
-        return risk_monitor(guarantee, [1] * n + [0, 0], answers)
+        return risk_monitor(guarantee, [1] * n + [0, 0], Labelled([0] * (n + 2), keys(n + 2, 1)))
 
     least = outcome(1).least_holds
     assert (outcome(least).outcome, outcome(least - 1).outcome) == ("holds", "inconclusive")
-    assert f"At least {least} accepted answers are needed for holds" in str(outcome(1))
-    for n, words in ((least, "holds: "), (0, "none of 2 answers was accepted")):
+    for n, words in (
+        (least, "holds: "),
+        (1, f"At least {least} accepted"),
+        (0, "none of 2 answers"),
+    ):
         assert words in str(outcome(n))
 
 
@@ -129,21 +133,19 @@ def decided(calibration, n, wrong=0):
 )
 def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
     """Rows of several files are numbered on; the last two have no decision, and no answer."""
-    limit.save(tmp_path / "calibration.json")
     *lines, unclear, blank = decided(limit, n + 2, wrong)
     for line, reason in ((unclear, "It answered nothing."), (blank, EMPTY)):
         lines.append(changed(line, accept=None, reason=reason, correct=None))
     files = [tmp_path / name for name in ("calibration.json", "a.jsonl", "b.jsonl")]
+    limit.save(files[0])
     write(files[1], lines[:2]).write_text("\n" + files[1].read_text())  # an empty line counts
     write(files[2], lines[2:])
     code, said = run("monitor", *files, "--json")
-    found = json.loads(said)
-    assert (code, found["outcome"], found["answers"]) == (status, outcome, n + 1)
-    assert (found["accepted"], found["errors"], found["without_decision"]) == (n, wrong, 1)
+    expected = {"outcome": outcome, "answers": n + 1, "accepted": n, "errors": wrong}
+    assert (code, json.loads(said).items() >= expected.items()) == (status, True)
     _, said = run("gate", *files)  # its name in release 0.3
-    assert f"It is called `monitor` now. {outcome}: {wrong} of {n} accepted answers are" in said
-    assert ("are needed for holds" in said) == (outcome == "inconclusive")
-    assert "counted as abstained: 1. Left out 1 empty answers" in said
+    words = ("`monitor` now", f"{outcome}: {wrong} of {n} ", "abstained: 1. Left out 1 empty")
+    assert [part for part in words if part not in said] == []
     write(files[2], [lines[0]])
     code, said = run("monitor", *files)
     assert (code, 'row 4: "answer": row 2' in said) == (1, True)
@@ -173,37 +175,60 @@ def test_rows_that_do_not_fit(limit, change, words):
         monitor(limit, numbered(first, second))
 
 
-def test_rows_without_a_decision(limit):
-    """Only accepted answers need a label; those without a decision count as abstained."""
-    first, second, third = decided(limit, 3)
-    unclear = changed(second, accept=None, reason="It answered nothing.", correct=None)
-    rows = numbered(first, unclear, changed(third, accept=False, correct=None))
-    result = monitor(limit, rows)
-    assert (result.answers, result.accepted, result.errors, result.without_decision) == (3, 1, 0, 1)
-    unlabelled = changed(first, answer=" z", id=5, correct=None)
-    blank = changed(unclear, answer="\n", id=4, reason=EMPTY)
-    for line, change in (
-        (unlabelled, {"unlabelled": 1, "share": 0.5, "most": 2}),
-        ({"row": 9, "prompt": None, "error": "no prompt"}, {"failed": 1}),
-        (blank, {"blank": 1}),
-    ):
-        assert monitor(limit, [*rows, *numbered(line)]) == replace(result, **change)
-    for few, words in ((numbered(blank), "one accepted answer with a label"),
-                       ([*rows[1:], *numbered(unlabelled)], "none among 1")):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
-            monitor(limit, few)
-    with pytest.raises(ValueError, match="threshold, got none"):
-        risk_monitor(limited(limit, None).guarantee, [1], Labelled([0], ["a"]))
+KINDS = {
+    "right": {}, "wrong": {"correct": False}, "unlabelled": {"correct": None},
+    "noted": {"error": "a field of the user's own"},
+    "abstained": {"accept": False, "correct": None}, "unclear": {"accept": None, "correct": None},
+    "blank": {"accept": None, "answer": "\n", "reason": EMPTY, "correct": None}, "failed": {},
+}  # fmt: skip
+"""What a row may be, and its fields. Only accepted answers need a label."""
 
 
-def test_a_quality_of_another_scale(limit):
-    """From where an answer is right is named, or is the calibration's."""
+def of_kinds(calibration, kinds):
+    """Rows of these kinds, two different answers to each question."""
+    lines = [
+        changed(line, **{"prompt": f"New question {i // 2}", "answer": f" {i}"} | KINDS[kind])
+        for i, (line, kind) in enumerate(zip(decided(calibration, len(kinds)), kinds, strict=True))
+    ]
+    failed = {"row": 9, "prompt": None, "error": "no prompt"}
+    return numbered(*(failed if k == "failed" else v for v, k in zip(lines, kinds, strict=True)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_counted_of_rows_is_that_of_plain_counts(limit, seed):
+    kinds = ["right", *np.random.default_rng(seed).choice([*KINDS], 15).tolist()]
+    found, number = monitor(limit, of_kinds(limit, kinds)), Counter(kinds)
+    accepted = number["right"] + number["wrong"] + number["noted"]
+    answers = accepted + number["abstained"] + number["unclear"]
+    of_question = Counter(i // 2 for i, kind in enumerate(kinds) if kind not in ("blank", "failed"))
+    expected = {
+        "answers": answers, "accepted": accepted, "errors": number["wrong"],
+        "without_decision": number["unclear"], "most": max(of_question.values()),
+        "share": (accepted + number["unlabelled"]) / (answers + number["unlabelled"]),
+        **{kind: number[kind] for kind in ("unlabelled", "blank", "failed")},
+    }  # fmt: skip
+    assert {name: getattr(found, name) for name in expected} == pytest.approx(expected)
+
+
+def test_what_cannot_be_monitored(limit):
+    """Also a quality of another scale, unless it is named from where an answer is right."""
     lines = [line | {"correct": None, "quality": 90} for line in decided(limit, 20)]
-    rows = numbered(*(line | {"quality": 10} for line in lines[:5]), *lines[5:])
-    with pytest.raises(ValueError, match="row 1: expected quality between 0 and 1, got 10"):
-        monitor(limit, rows)
-    for found in (
-        monitor(limit, rows, right_from=50),
-        monitor(replace(limit, right_from=50), rows),
-    ):
-        assert found.errors == 5
+    percent = numbered(*(line | {"quality": 10} for line in lines[:5]), *lines[5:])
+    some, none = of_kinds(limit, ["unlabelled", "unclear", "abstained"]), limited(limit, None)
+    refused(
+        (partial(monitor, limit, of_kinds(limit, ["blank"])), "accepted answer with a label"),
+        (partial(monitor, limit, some), "none among 1"),
+        (partial(monitor, none, numbered(*decided(none, 1))), "threshold, got none"),
+        (partial(monitor, limit, percent), "row 1: .*between 0 and 1"),
+    )
+    named = monitor(replace(limit, right_from=50), percent)
+    assert monitor(limit, percent, right_from=50).errors == named.errors == 5
+
+
+@pytest.mark.parametrize("signal", ["perplexity", "column:unsure"])
+def test_what_the_digest_of_a_decision_covers(limit, signal):
+    """Of a column, the question may be known by the id alone."""
+    (line,) = decided(replace(limit, signal=signal), 1)
+    covered = {n for n in line if Decision.digest(line | {n: "other"}) != line["digest"]}
+    known = {"prompt", "answer", "settings", "model", "accept", "reason", "value"}
+    assert covered == {*known, *limit.made_with} | ({"id"} if signal != "perplexity" else set())

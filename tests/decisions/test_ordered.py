@@ -1,16 +1,18 @@
 """Labels from the surest answer on, as a person gives them: sheets, looks, and what is refused."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis.risk_control import ordered_threshold
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows
-from lm_polygraph_asmi.decisions.rows import scored_rows, surest_first, write_ordered_sheet
+from lm_polygraph_asmi.decisions.rows import write_ordered_sheet
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.sheet import key_of
 from lm_polygraph_asmi.tables import read_table
 from tests import tiny_lm
-from tests.decisions.conftest import WORDS, labelled, lines_of, run, table, write
+from tests.decisions.conftest import WORDS, done, labelled, lines_of, refused, run, table, write
 from tests.scoring.conftest import PROMPT
 
 N = 60
@@ -45,9 +47,8 @@ def sheet_of(path):
 
 
 def look(place, *more):
-    code, said = run("calibrate", place / "answers.jsonl", "--labels", place / "s.csv", *ASK,
-                     "--out", place / "c.json", *more)  # fmt: skip
-    assert code == 0, said
+    said = done("calibrate", place / "answers.jsonl", "--labels", place / "s.csv", *ASK,
+                "--out", place / "c.json", *more)  # fmt: skip
     return Calibration.load(place / "c.json"), said
 
 
@@ -56,9 +57,8 @@ def test_as_a_person_does_it(tmp_path, monkeypatch):
     tiny_lm.save(tmp_path / "model")
     write(tmp_path / "in.jsonl", questions())
     files = ("--out", tmp_path / "answers.jsonl", "--sheet", tmp_path / "s.csv")
-    code, said = run("score", tmp_path / "in.jsonl", "--model", tmp_path / "model", *files,
-                     "--surest-first", "msp", "--num-masks", 4, "--mask-rate", 0.3)  # fmt: skip
-    assert code == 0, said
+    done("score", tmp_path / "in.jsonl", "--model", tmp_path / "model", *files,
+         "--surest-first", "msp", "--num-masks", 4, "--mask-rate", 0.3)  # fmt: skip
     monkeypatch.setattr(Scorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
     rows, scores = sheet_of(tmp_path / "s.csv"), list(read_table(tmp_path / "answers.jsonl"))
     values = {key_of(row.content): row.content["signals"]["msp"] for row in scores}
@@ -102,14 +102,13 @@ def test_another_look_is_at_the_same_labels(place, monkeypatch):
     labelled_sheet(place, [0] * 30)
     seen = look(place)[0]
     monkeypatch.chdir(place)
-    for change in (("--risk", 0.2), ("--confidence", 0.8)):
-        words = ("calibrate", "answers.jsonl", "--labels", "s.csv", *ASK, *change)
-        code, said = run(*words, "--out", "c.json")
-        assert (code, "c.json exists" in said) == (1, True), said
     rows = [row | {"correct": number % 2 == 0} for number, row in enumerate(sheet_of("s.csv"))]
     table(place / "random.csv", [{n: v for n, v in r.items() if "rank" not in n} for r in rows])
-    for sheet in ((), ("--labels", "random.csv")):
-        code, said = run("calibrate", "answers.jsonl", *sheet, *ASK, "--out", "c.json")
+    for change in (
+        ("--labels", "s.csv", "--risk", 0.2), ("--labels", "s.csv", "--confidence", 0.8),
+        (), ("--labels", "random.csv"),
+    ):  # fmt: skip
+        code, said = run("calibrate", "answers.jsonl", *ASK, *change, "--out", "c.json")
         assert (code, "c.json exists" in said) == (1, True), said
     assert Calibration.load("c.json") == seen
 
@@ -118,11 +117,13 @@ def test_another_look_is_at_the_same_labels(place, monkeypatch):
 def test_only_its_own_signal_on_labels_in_order(place, signal):
     labelled_sheet(place, [0] * 30)
     words = ("calibrate", place / "answers.jsonl", "--labels", place / "s.csv", *ASK)
-    code, said = run(*words, "--signal", signal, "--out", place / "c.json")
-    assert (code, "sorted by msp" in said) == (1, True), said
+    for more, told in (
+        (("--signal", signal), "sorted by msp"),
+        (("--unlabelled", place / "answers.jsonl"), "leave --unlabelled out"),
+    ):
+        code, said = run(*words, *more, "--out", place / "c.json")
+        assert (code, told in said) == (1, True), said
     assert look(place, "--signal", "msp")[0].guarantee == look(place)[0].guarantee
-    code, said = run(*words, "--unlabelled", place / "answers.jsonl", "--out", place / "c.json")
-    assert (code, "leave --unlabelled out" in said) == (1, True), said
 
 
 @pytest.mark.parametrize("signal", ["best", "learned", "adapt", "magic"])
@@ -139,31 +140,31 @@ def test_what_no_sheet_is_sorted_by(place, signal):
 @pytest.mark.parametrize("largest", [None, 3, 5])
 def test_several_answers_a_cluster_are_thinned_as_they_were_written(tmp_path, scorer, largest):
     """The sheet has one answer a cluster, and each label of it counts."""
-    blank = {"prompt": "?", "answer": "", "cluster": "blank"}
-    rows = lines_of(scorer, [blank, *questions(size=3)])
+    rows = lines_of(scorer, [{"prompt": "?", "answer": "", "cluster": "blank"}, *questions(size=3)])
     answers, of = write(tmp_path / "answers.jsonl", rows), {key_of(r): r["cluster"] for r in rows}
     n = write_ordered_sheet(answers, tmp_path / "s.csv", "msp", largest)
     clusters = [of[row["key"]] for row in sheet_of(tmp_path / "s.csv")]
     assert len({*clusters}) == len(clusters) == n
     assert (n == 20) == (largest != 5)  # a larger one takes some of all clusters
     labelled_sheet(tmp_path, [*[0] * (n - 3), *[None] * 3])
-    write(answers, [row | {"correct": False} for row in rows])  # none of the sheet's labels
+    shuffled = np.random.default_rng(0).permutation(len(rows))  # with labels not of the sheet
+    write(answers, [rows[at] | {"correct": False} for at in shuffled])
     found = calibrate_rows(answers, 0.3, 0.9, labels=tmp_path / "s.csv", largest=largest)
     rule = found.guarantee
-    assert (found.n, found.errors, rule.labels, rule.answers) == (n - 3, 0, n - 3, n)
-    assert rule.largest == (largest or 3)
-    assert f"by their labels. An answer is drawn with chance 1 in {rule.largest}," in str(found)
+    counts = found.n, found.errors, rule.labels, rule.answers, rule.largest
+    assert counts == (n - 3, 0, n - 3, n, largest or 3)
     with pytest.raises(ValueError, match="--largest"):
         calibrate_rows(answers, 0.3, 0.9, labels=tmp_path / "s.csv", largest=4)
 
 
-def test_one_cluster_only(tmp_path, lines):
+def test_one_cluster_and_no_answer(tmp_path, lines):
     answers = write(tmp_path / "answers.jsonl", [row | {"cluster": "one"} for row in lines])
-    assert write_ordered_sheet(answers, tmp_path / "s.csv", "msp") == 1
+    unscored = write(tmp_path / "blank.jsonl", [row | {"digest": None} for row in lines])
+    nothing, sheet = write(tmp_path / "none.jsonl", []), tmp_path / "s.csv"
+    assert write_ordered_sheet(answers, sheet, "msp") == 1
     labelled_sheet(tmp_path, [0])
-    with pytest.raises(ValueError, match="two clusters"):
-        calibrate_rows(answers, 0.3, labels=tmp_path / "s.csv")
-    with pytest.raises(ValueError, match=r"blank\.jsonl: row 1: expected a row"):
-        scored_rows(write(tmp_path / "blank.jsonl", [row | {"digest": None} for row in lines]))
-    with pytest.raises(ValueError, match="scored answers to label"):
-        surest_first([], "msp", None)
+    refused(
+        (partial(calibrate_rows, answers, 0.3, labels=sheet), "two clusters"),
+        (partial(write_ordered_sheet, unscored, sheet, "msp"), "row 1: .* with scores"),
+        (partial(write_ordered_sheet, nothing, sheet, "msp"), "answers to label"),
+    )

@@ -3,7 +3,10 @@
 import copy
 import io
 import json
-import re
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -12,6 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, risk_threshold
+from lm_polygraph_asmi.decisions.fit import CalibrationOptions, fit, rank_signals
 from lm_polygraph_asmi.decisions.rows import saved_answers
 from lm_polygraph_asmi.host import smollm2
 from lm_polygraph_asmi.scoring import UnmaskedAnswer
@@ -20,7 +24,8 @@ from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import SIGNALS
 from lm_polygraph_asmi.tables import Row
-from tests.decisions.conftest import ASKED, N, labelled, lines_of
+from tests.analysis.simulation import keys
+from tests.decisions.conftest import ABOUT, ASKED, N, labelled, lines_of, numbered, refused
 from tests.scoring.conftest import PROMPT
 
 
@@ -28,27 +33,31 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     wrong = np.array([not row["correct"] for row in labelled()])
     answers = Labelled(wrong, [str(row["cluster"]) for row in labelled()])
     columns = {kind: [one.signals[kind] for one in scores] for kind in scores[0].signals}
-    assert calibration.guarantee == risk_threshold(columns["perplexity"], answers, 0.4, 0.8)
-    assert (calibration.signal, calibration.left_out) == ("perplexity", "")
-    assert (calibration.n, calibration.errors) == (N, wrong.sum())
+    expected = {
+        "guarantee": risk_threshold(columns["perplexity"], answers, 0.4, 0.8),
+        "signal": "perplexity", "left_out": "", "n": N, "errors": wrong.sum(),
+        "prompt_tokens": sorted(one.prompt_tokens for one in scores),
+    }  # fmt: skip
+    assert {name: getattr(calibration, name) for name in expected} == expected
     for kind, column in columns.items():
         found = calibration.signals[SIGNALS[kind].title]
         assert found.auroc.value == pytest.approx(roc_auc_score(wrong, column))
         assert found.prr.low <= found.prr.value <= found.prr.high
     assert calibration.settings.items() >= scorer.fingerprints().items()
-    assert calibration.prompt_tokens == sorted(one.prompt_tokens for one in scores)
     assert len(calibration.question_digests) == N  # rows may repeat a prompt; each is counted
 
 
 def test_rows_without_a_label_or_an_answer_are_left_out(scored, scorer):
-    """Answers of nothing are, as they are never accepted."""
+    """Answers of nothing are, as they are never accepted, and rows that could not be scored."""
     blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
     blanks, some = lines_of(scorer, [blank, blank | {"answer": ""}]), scored[:6]
     plain = calibrate_rows(some, **ASKED)
-    found = calibrate_rows(
-        [*some, *blanks, *(line | {"correct": None} for line in scored[6:9])], **ASKED
-    )
-    assert (found, found.left_out) == (plain, "3 without a label, 2 empty")
+    for unlabelled, failed in product((0, 3, 8), (0, 6)):
+        more = [line | {"correct": None} for line in scored[6 : 6 + unlabelled]]
+        lines = [*some, *blanks, *more, *[{"prompt": PROMPT, "error": "no answer"}] * failed]
+        found, without = calibrate_rows(lines, **ASKED), unlabelled + failed
+        words = f"{without} without a label, 2 empty" if without else "2 empty"
+        assert (found, found.left_out) == (plain, words)
     assert calibrate_rows(some, unlabelled=blanks, **ASKED) == plain  # no score is left
     expected, also = (
         calibrate_rows(some, unlabelled=rows, **ASKED)
@@ -56,9 +65,10 @@ def test_rows_without_a_label_or_an_answer_are_left_out(scored, scorer):
     )
     assert expected == also
     assert len(expected.sample.unlabelled) == len(also.sample.unlabelled) == N - 6
-    for rows, others, words in ((blanks, (), "2 rows, all empty"), (some, scored[5:], "questions")):
-        with pytest.raises(ValueError, match=words):
-            calibrate_rows(rows, unlabelled=others, **ASKED)
+    refused(
+        (partial(calibrate_rows, blanks, **ASKED), "2 rows, all empty"),
+        (partial(calibrate_rows, some, unlabelled=scored[5:], **ASKED), "questions"),
+    )
 
 
 def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):
@@ -73,19 +83,16 @@ def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):
 
 def test_labels_of_the_surest_are_not_random(scored):
     """Where five or more are labelled, five or more are not, and none of these is surer."""
-    lines = sorted(({**row, "cluster": i} for i, row in enumerate(scored)), key=by_msp)
+    lines = sorted(
+        ({**row, "cluster": i} for i, row in enumerate(scored)),
+        key=lambda row: row["signals"]["msp"],
+    )
     for places, random in (({0, 1, 2, 3}, True), ({0, 1, 2, 3, 5}, True), ({*range(5)}, False)):
         rows = [row if i in places else row | {"correct": None} for i, row in enumerate(lines)]
         rows[0] |= {"correct": True}
-        if random:
+        expected = nullcontext() if random else pytest.raises(ValueError, match="surest by")
+        with expected:
             assert calibrate_rows(rows, **ASKED).n == len(places)
-        else:
-            with pytest.raises(ValueError, match="5 labelled answers are the surest by"):
-                calibrate_rows(rows, **ASKED)
-
-
-def by_msp(row):
-    return row["signals"]["msp"]
 
 
 @pytest.mark.parametrize(
@@ -116,16 +123,6 @@ def test_rows_that_cannot_be_used(scored, change, asked, words):
         calibrate_rows(rows, **{"risk": 0.1, "confidence": 0.9, **asked})
 
 
-def refused(rows):
-    said = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            saved_answers([Row(number, row)])
-        except ValueError as error:
-            said.append(str(error))
-    return [int(re.match(r"row (\d+): .*score ROWS --model M", one)[1]) for one in said]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -139,16 +136,16 @@ def refused(rows):
 def test_a_digest_covers_what_is_read_of_a_row(scored, change):
     """Labels, contexts and other fields may change."""
     first, second, line = copy.deepcopy(scored[:3])
-    signals = line["signals"] | change.get("signals", {})
-    line |= change | {"signals": signals}
+    line |= change | {"signals": line["signals"] | change.get("signals", {})}
     assert UnmaskedAnswer.of_row(line) is None
-    assert refused([first, second | {"correct": True, "context": "C", "note": 1}, line]) == [3]
+    with pytest.raises(ValueError, match="row 3"):
+        saved_answers(numbered(first, second | {"correct": True, "context": "C", "note": 1}, line))
 
 
 def test_a_file_that_passed_through_a_table(scored):
     text = pd.DataFrame(scored).to_json(orient="records", lines=True)
     rows = [json.loads(line) for line in io.StringIO(text)]
-    assert (rows != scored, refused(rows)) == (True, [])
+    assert (rows != scored, len(saved_answers(numbered(*rows)))) == (True, N)
     assert digest_of({"msp": 1.23456789e-6}) == digest_of({"msp": 1.2e-6})  # seven decimals
 
 
@@ -164,10 +161,18 @@ def test_all_rows_are_scored_alike(scorer, scored, change, words):
     other = Scorer(scorer.model, scorer.config.replace(**change), tokenizer=scorer.tokenizer)
     (row,) = labelled(1)
     (line,) = lines_of(other, [row if change else in_chat(row)])
-    with pytest.raises(ValueError, match=rf"row 4: scored otherwise than row 1 \(.*{words}"):
-        calibrate_rows([*scored[1:4], line], 0.4)
-    with pytest.raises(ValueError, match="unlabelled: row 1: scored otherwise than row 1"):
-        calibrate_rows(scored[1:4], 0.4, unlabelled=[line])
+    refused(
+        (partial(calibrate_rows, [*scored[1:4], line], 0.4), rf"row 4: .* than row 1 \(.*{words}"),
+        (partial(calibrate_rows, scored[1:4], 0.4, unlabelled=[line]), "unlabelled: row 1"),
+    )
+
+
+def test_passed_samples_may_differ_in_number(scorer):
+    config, samples = scorer.config.replace(method="adapt"), [" Brask", " 1931", " kites"]
+    other = Scorer(scorer.model, config, tokenizer=scorer.tokenizer)
+    rows = [row | {"samples": samples[: 2 + i % 2]} for i, row in enumerate(labelled(6))]
+    found = calibrate_rows(lines_of(other, rows), 0.4, signal="adapt", resamples=20)
+    assert (found.n, found.settings["samples"]) == (6, "passed")
 
 
 def test_rows_that_do_not_know_their_model(scored, monkeypatch, tmp_path):
@@ -178,3 +183,48 @@ def test_rows_that_do_not_know_their_model(scored, monkeypatch, tmp_path):
         saved_answers([Row(1, line | {"digest": digest_of(line)})])
     monkeypatch.setattr(smollm2, "smollm2_source", lambda: (tmp_path, None))
     assert (loadable(str(tmp_path)), loadable("m")) == ("smollm2", "m")
+
+
+OPTIONS = CalibrationOptions(0.4, 0.8)
+WRONG, NOISE = np.arange(60) % 2, np.random.default_rng(0).permutation(60) / 60
+ANSWERS = Labelled(WRONG, keys(60, 1), resamples=200)
+COLUMNS = {"asmi": WRONG + NOISE, "sem": NOISE, "msp": WRONG + 0.01 * NOISE, "entropy": -WRONG}
+
+
+@pytest.mark.parametrize(
+    ("signal", "expected", "signals"), [("best", "msp", 2), ("sem", "sem", 1), ("asmi", "asmi", 1)]
+)
+def test_the_signal_that_decides(signal, expected, signals):
+    """The best of two unmasked ones has half of the level; one that needs masks is to be named."""
+    for unlabelled in (None, {name: column[::2] for name, column in COLUMNS.items()}):
+        asked = replace(OPTIONS, signal=signal, largest=1)
+        found = fit(COLUMNS, ANSWERS, asked, unlabelled=unlabelled or {}, **ABOUT)
+        assert (found.signal, found.n, found.errors) == (expected, 60, 30)
+        rule = risk_threshold(
+            COLUMNS[expected], ANSWERS, 0.4, 1 - 0.2 / signals,
+            unlabelled=unlabelled and unlabelled[expected],
+        )  # fmt: skip
+        assert found.guarantee == replace(rule, confidence=0.8, signals=signals)
+    with pytest.raises(ValueError, match=r"expected a signal of asmi, .*; got 'perplexity'"):
+        fit(COLUMNS, ANSWERS, replace(OPTIONS, signal="perplexity"), **ABOUT)
+
+
+def test_a_learned_score_that_ranks_worse_leaves_it_to_an_unmasked_signal():
+    asked, useless = replace(OPTIONS, signal="learned"), {"hidden": NOISE[:, None]}
+    assert fit(COLUMNS, ANSWERS, asked, features=useless.copy, **ABOUT).signal == "msp"
+
+
+def test_signals_are_ranked_and_the_best_accepts_most():
+    ranked = rank_signals(COLUMNS, ANSWERS)
+    assert (ranked["msp"].prr.value, ranked["entropy"].prr.high < 0) == (1, True)
+    masked = {"asmi": NOISE, "sem": WRONG}  # a run may have no others
+    assert fit(masked, ANSWERS, OPTIONS, **ABOUT).signal == "sem"
+    equal = {"msp": 1.0 * WRONG, "entropy": 2.0 * WRONG, "sem": 1.0 * WRONG}
+    assert fit(equal, ANSWERS, OPTIONS, **ABOUT).signal == "msp"
+
+
+def test_what_is_needed_of_several_signals():
+    few = Labelled(WRONG[:9], keys(9, 1), resamples=50)
+    columns = {name: column[:9] for name, column in COLUMNS.items()}
+    found = fit(columns, few, CalibrationOptions(0.2, 0.9), **ABOUT).guarantee
+    assert "at least 14 answers, one a cluster, must test; 9 do." in found.limits  # .8**14 < .05

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +92,18 @@ def put_at(stats: dict[str, Any], depth: float, **columns: list[Any]) -> None:
 def put(saved: dict[str, Any], config: ASMIConfig, values: Any) -> None:
     """Add a score to a run."""
     saved["estimations"]["sequence", str(config)] = values
-    of = config.to_dict() | {"symbol": config.symbol}
-    saved[METHODS] = saved[METHODS] | {str(config): of}
+    saved[METHODS] = saved[METHODS] | {str(config): config.to_dict() | {"symbol": config.symbol}}
 
 
 def exchanged(saved: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """The same run whose scores have other settings, and no baselines."""
-    found = {**saved, "estimations": {}, METHODS: {}}
+    """The same run whose scores of ASMI have other settings, which it also says of its masks."""
+    kept = {key: of for key, of in saved["estimations"].items() if key[1] in BASELINES}
+    found = {**deepcopy(saved), "estimations": kept, METHODS: {}}
     for name, of in saved[METHODS].items():
         config = ASMIConfig.from_dict(of).replace(**changed)
         put(found, config, saved["estimations"]["sequence", name])
+    for own in (at for row in found["stats"]["asmi"] for at in row.values()):
+        own["settings"] |= {name: changed[name] for name in own["settings"].keys() & changed}
     return found
 
 

@@ -1,13 +1,15 @@
 from math import nan
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from matplotlib import rc_context, rcParams
 
 from lm_polygraph_asmi.analysis import PRR, Interval
-from lm_polygraph_asmi.report.figures import forest, save
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.core import mask_plan
+from lm_polygraph_asmi.report.figures import forest, operating_point, save
 from lm_polygraph_asmi.report.item import (
     BOLD,
     ITALIC,
@@ -18,6 +20,7 @@ from lm_polygraph_asmi.report.item import (
     frame,
     text,
 )
+from lm_polygraph_asmi.report.plan import plan_table
 from lm_polygraph_asmi.report.writing import _write_table, latex_table
 
 
@@ -49,11 +52,10 @@ def test_values_as_text(value, signed, written):
 def test_a_caption_says_what_its_table_has(value, signed):
     groups = [SimpleNamespace(label=n, answers=SimpleNamespace(too_few=n == "b")) for n in "ab"]
     item = ReportItem("x", "X", groups, pd.DataFrame({"a": [value]}), signed=signed, resamples=7)
-    said = " ".join(item.caption)
-    assert ("±: standard error" in said) == isinstance(value, PRR)
-    assert ("interval, 7 resamples" in said) == (value[1] == 0)
-    assert ("it excludes 0" in said) == (value[1] == 0 and signed != ())
-    assert "Too small for reliable intervals: b. " in said
+    words = ("±: standard error", ", 7 resamples", "it excludes 0", "reliable intervals: b. ")
+    with_ends = value[1] == 0
+    expected = [isinstance(value, PRR), with_ends, with_ends and signed != (), True]
+    assert [part in " ".join(item.caption) for part in words] == expected
 
 
 def test_a_table_is_flat_in_a_file_and_escaped_and_marked_in_html_and_latex(tmp_path):
@@ -65,28 +67,26 @@ def test_a_table_is_flat_in_a_file_and_escaped_and_marked_in_html_and_latex(tmp_
         }
     )
     item = ReportItem("x", "X_t & 5 %", [], table, notes=["Said & done."])
-    flat = item.flat()
-    assert [*flat] == ["method", "gap Δ", "gap Δ low", "gap Δ high", "PRR", "PRR standard error"]
-    assert flat["PRR"].tolist() == [0.5, -0.4]
-    assert flat["gap Δ high"][1] == 0.2
-    assert np.isnan(flat["gap Δ"].astype(float)[0])
+    numbers = pd.DataFrame({
+        "gap Δ": [nan, 0.1], "gap Δ low": [nan, 0.0], "gap Δ high": [nan, 0.2],
+        "PRR": [0.5, -0.4], "PRR standard error": [0.1, 0.1],
+    })  # fmt: skip
+    pd.testing.assert_frame_equal(item.flat().drop(columns="method").astype(float), numbers)
     for form in ("csv", "md", "tex"):  # each alone
         _write_table(item, tmp_path / form, [form])
         assert [file.name for file in (tmp_path / form).iterdir()] == [f"x.{form}"]
     html = item.styled("html").to_html(table_uuid="x")
-    assert "<b>_" not in html
-    assert all(text in html for text in ("&lt;b&gt;_", "font-weight: bold", "MSP</td>"))
+    words = ("<b>_", "&lt;b&gt;_", "font-weight: bold", "MSP</td>")
+    assert [text in html for text in words] == [False, True, True, True]
     lines = latex_table(item).splitlines()
     assert lines[:2] == ["% X_t & 5 %", "% Said & done."]
-    assert r"\caption{X\_t \& 5 \%}" in lines
     assert lines[lines.index(r"\begin{tabular}{lrr}") - 1].startswith(r"\resizebox")
-    assert r"method & gap $\Delta$ & PRR \\" in lines
-    assert r"MSP & – & \bfseries 0.50 $\pm$ 0.10 \\" in lines
-    assert (
-        r"\$\textbackslash x <b>\_|\&\%\#\{\} & 0.10 [0.00, 0.20] & \itshape $-$0.40 $\pm$ 0.10 \\"
-        in lines
-    )
-    assert r"\end{tabular}}" in lines
+    assert {*lines} >= {
+        r"\caption{X\_t \& 5 \%}", r"method & gap $\Delta$ & PRR \\",
+        r"MSP & – & \bfseries 0.50 $\pm$ 0.10 \\",
+        r"\$\textbackslash x <b>\_|\&\%\#\{\} & 0.10 [0.00, 0.20] & \itshape $-$0.40 $\pm$ 0.10 \\",
+        r"\end{tabular}}",
+    }  # fmt: skip
 
 
 def test_the_frame_of_an_item():
@@ -101,10 +101,10 @@ def test_the_frame_of_an_item():
 
     found = computed(["good", "bad", "silent", "worse"], compute, str)
     (item,) = frame("x", "X", found, ["said"], otherwise="nothing here")
+    (other,) = frame("x", "X", computed(["silent"], compute), otherwise="nothing here")
     assert item.table["x"].tolist() == [1.0]
     assert item.notes == ["said", "Left out: too few rows: 5 wanted, got 1: use more (bad; worse)."]
-    (item,) = frame("x", "X", computed(["silent"], compute), otherwise="nothing here")
-    assert item == MissingItem("X", "nothing here")
+    assert other == MissingItem("X", "nothing here")
 
 
 def test_a_users_own_style_changes_no_figure(tmp_path):
@@ -116,3 +116,28 @@ def test_a_users_own_style_changes_no_figure(tmp_path):
             save(forest(panels, "ΔPRR"), tmp_path / f"{name}.svg")
             assert [rcParams[key] for key in style] == [*style.values()]
     assert (tmp_path / "own.svg").read_bytes() == (tmp_path / "plain.svg").read_bytes()
+
+
+def test_the_papers_figures_for_32_heads():
+    """Appendix "Derivation of the Coverage-Fidelity Constraints"."""
+    table = plan_table(32).set_index("p")
+    assert table.loc[0.15, "heads, Gaussian"] == pytest.approx(4.8 + 1.645 * 4.08**0.5, abs=1e-3)
+    # The last is twice the largest admissible.
+    assert (table.loc[0.15, "heads, exact"], table.index[-1]) == (8, 0.30)
+    for heads in (4, 64):  # the last admissible row is the default of the estimators
+        corner = plan_table(heads).query("admissible").iloc[-1]
+        assert (corner["p"], corner["S"]) == mask_plan.operating_point(heads)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        ("32", 0, "p = 0.15, S = 40"), ("3", 2, "--heads"),
+        # The paper's, of Qwen3-4B and of Llama-2-7B.
+        ("32 --layers 36", 0, "costs 16.2 full"), ("32 --layers 32", 0, "costs 16.8 full"),
+    ],
+)  # fmt: skip
+def test_plan_in_the_terminal_and_as_a_figure(tmp_path, options, status, said):
+    done = CliRunner().invoke(main, f"plan --heads {options}", env={"COLUMNS": "120"})
+    assert (done.exit_code, said in done.output) == (status, True), done.output
+    save(operating_point(plan_table(32), 8), tmp_path / "plan.png")

@@ -11,7 +11,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.analysis import normalised_prr
-from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem
 from lm_polygraph_asmi.report.items.benchmark import benchmark, datasets
@@ -52,8 +51,7 @@ def beside(groups: list[RunGroup], *makes) -> pd.DataFrame:
 def row_of(table: pd.DataFrame, method: str) -> pd.Series:
     """The row of a method's PRR in the table of all methods."""
     of_method = table["of the paper"].str.startswith("tab:main") & (table["method"] == method)
-    (row,) = table[of_method & (table["depth"] != "80%")].iloc
-    return row
+    return table[of_method & (table["depth"] != "80%")].iloc[0]
 
 
 def test_numbers_stand_beside_those_of_the_paper(babi, prr):
@@ -64,10 +62,9 @@ def test_numbers_stand_beside_those_of_the_paper(babi, prr):
         if (number.item, number.where) == ("benchmark", "Qwen3-4B, BabiQA")
     }
     for method, depth, name in ((MSP, None, MSP), ("Sem-ASMI", 0.6, SEM)):
-        row = row_of(table, method)
-        assert row["paper"] == published[method, depth]
-        assert row["here"] == pytest.approx(normalised_prr(babi.score(name), babi.quality))
-        assert row["difference"] == pytest.approx(row["here"] - row["paper"])
+        here, printed = normalised_prr(babi.score(name), babi.quality), published[method, depth]
+        row = row_of(table, method)[["here", "paper", "difference"]].tolist()
+        assert row == pytest.approx([here, printed, here - printed])
     assert table["same protocol"].all()
     # Neither of other settings, nor of methods that were not run.
     assert {*table["setting"]} == {"Qwen3-4B, BabiQA"}
@@ -133,35 +130,26 @@ def test_what_departs_from_the_protocol_is_named(babi, prr, path, value, reason)
 
 
 def test_a_setting_of_the_papers_protocol_and_size_is_taken_first(babi):
-    assert paper.departures(replace(babi, metric="Rouge_rougeL")) == ["quality"]
-    bare = replace(babi, run=replace(babi.run, manifest=None))
-    assert paper.departures(bare) == ["model", "data"]
+    rouge, bare = replace(babi, metric="Rouge"), replace(babi, run=replace(babi.run, manifest=None))
+    assert [*map(paper.departures, (rouge, bare))] == [["quality"], ["model", "data"]]
     other = replace(changed(babi, "config.instruct", True), suffix=" b")
     few = replace(babi, rows=babi.rows[:900], suffix=" c")
-    row = row_of(beside([other, few, babi]), MSP)
-    assert row["same protocol"]
-    assert row["here"] == pytest.approx(normalised_prr(babi.score(MSP), babi.quality))
-    row = row_of(beside([few]), MSP)
-    assert (row["same protocol"], row["but"]) == (False, "rows")
+    for groups, taken, but in (([other, few, babi], babi, None), ([few], few, "rows")):
+        row, here = row_of(beside(groups), MSP), normalised_prr(taken.score(MSP), taken.quality)
+        assert (row["same protocol"], row["but"]) == (but is None, but)
+        assert row["here"] == pytest.approx(here)
 
 
 @pytest.mark.parametrize("settings", [{"scope": "response"}, {"num_masks": 20}])
 def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
-    saved = content(FEW)
-    other = exchanged(saved, **settings)
-    if "num_masks" in settings:
-        for own in at_depth(other["stats"], 0.6):
-            own["settings"] |= settings
-    for name in (MSP, "MeanTokenEntropy"):
-        other["estimations"]["sequence", name] = saved["estimations"]["sequence", name]
-    table = beside(loaded(tmp_path, other, papers_manifest(FEW)), benchmark, distinct)
+    runs = {"own": content(FEW), "other": exchanged(content(FEW), **settings)}
+    runs = {name: save(tmp_path / name, run, papers_manifest(FEW)) for name, run in runs.items()}
+    table = beside(load_run_groups([runs["other"]]), benchmark, distinct)
     assert not table.query("method == 'Sem-ASMI' and quantity == 'PRR' and depth == '60%'").size
     assert row_of(table, MSP)["but"] == "rows"  # a baseline has no masks
-    runs = {"a": content(FEW), "b": other}  # each score by the masks of its own run
-    runs = [save(tmp_path / name, run, papers_manifest(FEW)) for name, run in runs.items()]
-    (both,) = load_run_groups(runs)
-    assert paper.paper_method(both, "Sem-ASMI", 0.6) == SEM
     assert {*table.loc[table["quantity"] == "residual AUROC", "but"]} == {"rows; settings of ASMI"}
+    (both,) = load_run_groups(runs.values())  # each score by the masks of its own run
+    assert paper.paper_method(both, "Sem-ASMI", 0.6) == SEM
 
 
 @pytest.mark.parametrize(
@@ -174,15 +162,14 @@ def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
     ids=str,
 )
 def test_what_the_paper_leaves_open_is_used_and_another_gate_is_not(tmp_path, settings, used):
-    saved = content(FEW)
-    (group,) = loaded(tmp_path / "other", exchanged(saved, **settings), papers_manifest(FEW))
-    found = paper.paper_method(group, "Adapt-ASMI", 0.6)
-    assert found == (next(name for name in group.methods if "Adapt" in name) if used else None)
-    both = exchanged(saved, **settings)  # of two, the default one is
-    for part in ("estimations", planted.METHODS):
-        both[part] |= saved[part]
-    (group,) = loaded(tmp_path / "both", both, papers_manifest(FEW))
-    assert paper.paper_method(group, "Adapt-ASMI", 0.6) == "Adapt-ASMI (60%, K=64)"
+    default, other = content(FEW), exchanged(content(FEW), **settings)
+    both = {part: other[part] | default[part] for part in ("estimations", planted.METHODS)}
+    (name,) = (name for name in other[planted.METHODS] if "Adapt" in name)
+    for saved, expected in (
+        (other, name if used else None), (other | both, "Adapt-ASMI (60%, K=64)")
+    ):  # fmt: skip
+        (group,) = loaded(tmp_path / str(expected), saved, papers_manifest(FEW))
+        assert paper.paper_method(group, "Adapt-ASMI", 0.6) == expected
 
 
 @pytest.mark.parametrize(
@@ -194,10 +181,8 @@ def test_what_the_paper_leaves_open_is_used_and_another_gate_is_not(tmp_path, se
 )  # fmt: skip
 def test_the_shipped_configs_are_the_papers_protocol(babi, dataset, model):
     config = compose_run(f"asmi_{dataset}", overrides=[f"model=asmi_{model}", "dataset=none"])
-    names = ("model", "data", "generation_params", "max_new_tokens", "instruct", "n_shot", "asmi",
-             "cache_path")  # fmt: skip
-    job = container(OmegaConf.masked_copy(config, list(names)))
+    names = ["model", "data", "generation_params", "max_new_tokens", "instruct", "n_shot", "asmi",
+             "cache_path"]  # fmt: skip
+    job = container(OmegaConf.masked_copy(config, names))
     about = {"model": {"path": job["model"]["path"]}, "dataset": job["data"], "config": job}
-    group = replace(babi, run=replace(babi.run, manifest=about))
-    assert paper.departures(group) == []
-    assert all(paper.paper_setting(group))
+    assert paper.departures(replace(babi, run=replace(babi.run, manifest=about))) == []

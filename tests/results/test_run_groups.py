@@ -5,10 +5,10 @@ import pytest
 
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.run_groups import load_run_groups
-from tests.report.runs import BASELINES, METHODS, content, exchanged, loaded, save
+from tests.report.runs import METHODS, content, exchanged, loaded, manifest, save
 
 SEM = "Sem-ASMI (60%, K=64)"
-NO_RUN, DAMAGED = "is not a run saved by LM-Polygraph", r"asmi_manifest_seed1\.json is damaged"
+NO_RUN, DAMAGED = "is not a run", r"asmi_manifest_seed1\.json is damaged"
 SHORT = content()["estimations"] | {("sequence", "RAUQ"): [0.5] * 59}
 
 
@@ -17,13 +17,12 @@ def test_another_k_is_not_read_in_place_of_the_default_one(tmp_path):
     k256, plain = save(tmp_path / "k256", content(top_k=256)), save(tmp_path / "open")
     for files in ((k256, plain), (plain, k256)):
         (group,) = load_run_groups(files)
-        assert group.variants["Sem-ASMI"] == SEM
-        assert (group.label, group.settings()["top_k"]) == ("tiny model, squad", 64)
+        assert (group.variants["Sem-ASMI"], group.settings()["top_k"]) == (SEM, 64)
         np.testing.assert_array_equal(group.u_sem, group.score(SEM))
-    (alone,) = load_run_groups([tmp_path / "k256", k256])
-    assert alone.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=256)"
-    assert len(alone.runs) == 1  # named twice, read once
-    np.testing.assert_equal(*(of.mi_of("Sem-ASMI (60%, K=256)") for of in (group, alone)))
+    (alone,), of_larger = load_run_groups([tmp_path / "k256", k256]), "Sem-ASMI (60%, K=256)"
+    # Named twice, read once.
+    assert (alone.variants["Sem-ASMI"], len(alone.runs)) == (of_larger, 1)
+    np.testing.assert_equal(*(of.mi_of(of_larger) for of in (group, alone)))
 
 
 def test_one_finite_mask_for_all_methods_and_one_without_any_score_is_left_out_alone(tmp_path):
@@ -33,18 +32,15 @@ def test_one_finite_mask_for_all_methods_and_one_without_any_score_is_left_out_a
     saved["estimations"]["sequence", "NaN"] = [float("nan")] * 60
     saved["gen_metrics"]["sequence", "AlignScore"][8] = float("nan")
     (group,) = loaded(tmp_path / "all", saved)
-    assert all(len(of) == 58 for of in (group, group.ids, group.clusters, group.quality))
+    assert [len(of) for of in (group, group.ids, group.clusters, group.quality)] == [58] * 4
     np.testing.assert_allclose(group.u_sem, [tokens.mean() for tokens in group.u_tokens])
-    assert group.notes == (
-        "left out, no finite score: None, NaN",
-        "2 of 60 rows without a finite RAUQ left out for all methods",
-    )
+    empty, rows = group.notes
+    assert (empty.endswith(": None, NaN"), rows.startswith("2 of 60 rows")) == (True, True)
     assert np.isfinite(group.scores.to_numpy()).all()
     # LM-Polygraph saves a statistic in those batches alone where it was made.
     saved["stats"]["asmi"].pop()
     (group,) = loaded(tmp_path / "fewer", saved)
-    assert group.mi_tokens is None
-    assert group.u_sem is not None  # the estimator's
+    assert (group.mi_tokens, group.u_sem is None) == (None, False)  # the estimator's
     assert len(load_run_groups(tmp_path / f"{name}/run" for name in ("all", "fewer"))) == 1
 
 
@@ -54,10 +50,9 @@ def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path)
         del own["mi"]
     files = save(tmp_path / "first", first), save(tmp_path / "seed 1", content(mask_seed=1))
     (group,) = load_run_groups(files)
-    assert group.variants["Sem-ASMI"] == SEM
+    assert (group.variants["Sem-ASMI"], group.settings()["seed"]) == (SEM, 0)
     assert group.mi_tokens is None  # those of seed 1 belong to another score
     assert group.agreement_tokens is not None
-    assert group.settings()["seed"] == 0
 
 
 def test_a_depth_of_statistics_alone_can_be_read(tmp_path):
@@ -73,17 +68,33 @@ def test_depths_that_percent_rounds(tmp_path, depth):
     saved = content()
     for row in saved["stats"]["asmi"]:
         row[depth] = row.pop(0.6)
-        row[depth]["settings"] = row[depth]["settings"] | {"depth": depth}
-    baselines = {key: v for key, v in saved["estimations"].items() if key[1] in BASELINES}
-    saved = exchanged(saved, depth=depth)
-    saved["estimations"] |= baselines
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"], depth=depth)
+    file = save(tmp_path / "run", exchanged(saved, depth=depth))
+    (group,), (other,) = (load_run_groups([file], depth=asked) for asked in (depth, 0.9))
     assert set(group.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
-    assert group.mi_tokens is not None
-    assert group.notes == ()
-    (other,) = load_run_groups([tmp_path / "run"], depth=0.9)
-    assert "the run lacks 90.0%" in other.notes[0]
+    assert (group.mi_tokens is None, group.notes) == (False, ())
+    assert "lacks 90.0%" in other.notes[0]
+
+
+ONE, TWO = ["tiny model, squad"], ["tiny model, squad (a)", "tiny model, squad (b)"]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "settings", "model", "labels"),
+    [
+        ("", {}, {}, ONE),
+        ("greedy_texts", {}, {}, TWO), ("input_texts", {}, {}, TWO),
+        ("", {"scope": "response"}, {}, ONE), ("", {"stop": ["x"]}, {}, TWO),
+        ("", {}, {"name": "asmi_other"}, [*ONE, "other, squad"]),
+        ("", {}, {"name": "local", "path": "some/folder"}, [*ONE, "folder, squad"]),
+    ],
+)  # fmt: skip
+def test_what_makes_two_runs_one_setting(tmp_path, lacking, settings, model, labels):
+    """Answers that both saved, one model, and no score of one name with two settings."""
+    saved, about = content(), manifest(60)
+    saved["stats"].pop(lacking, None)
+    other = about | {"model": about["model"] | model}
+    files = save(tmp_path / "a", saved), save(tmp_path / "b", exchanged(saved, **settings), other)
+    assert [group.label for group in load_run_groups(files)] == labels
 
 
 @pytest.mark.parametrize(

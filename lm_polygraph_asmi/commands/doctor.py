@@ -43,14 +43,14 @@ def doctor(
 
     given = given_settings(options)
     if (config_name is None) == (model is None):
-        raise click.UsageError("expected either --config-name or --model")
+        raise click.UsageError("expected --config-name or --model, but not both")
     if model is None and given:
         raise click.UsageError(
-            f"{', '.join(given)}: only for --model. Write settings of a run as overrides, such as "
+            f"only --model takes {', '.join(given)}: write settings of a run as overrides, such as "
             "asmi.depth=0.5"
         )
     if model is not None and (config_dir or overrides or not run):
-        raise click.UsageError("--config-dir, --no-run and overrides need --config-name")
+        raise click.UsageError("only --config-name takes --config-dir, --no-run and overrides")
     if model is not None:
         settings = {name: given.pop(name) for name in ASMIConfig.names() if name in given}
         from lm_polygraph_asmi.scoring.doctor import diagnose_model

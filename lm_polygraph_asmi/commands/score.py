@@ -118,7 +118,7 @@ class Work(NamedTuple):
                 unfinished = f"{self.out}.partial" if self.out.endswith(".parquet") else self.out
                 errors.print(
                     f"Stopped. {summary.counts['scored']} rows were finished in this run and are "
-                    f"in {unfinished}. To resume, run the same command again.",
+                    f"in {unfinished}: run the same command again to resume.",
                     highlight=False, soft_wrap=True,
                 )  # fmt: skip
             raise SystemExit(stop.args[0] if stop.args else 130) from None
@@ -244,11 +244,11 @@ class Work(NamedTuple):
             (not rows, f"{source} has no rows"),
             (
                 several and self.answer is not None,
-                f"--answer needs a file with a single prompt, got {len(rows)} rows",
+                f"--answer needs a single prompt, got {len(rows)} rows",
             ),
             (
                 several and not (self.out or self.html),
-                f"{source} has {len(rows)} rows: name a file for the results with --out or --html",
+                f"{source} has {len(rows)} rows: name a file with --out or --html",
             ),
         )
         if all(row.error for row in rows):

@@ -18,8 +18,8 @@ def check_kinds(model: Any, estimator: Any, input_text: Any) -> None:
     """Raise TypeError unless these are a model of LM-Polygraph, one estimator and one text."""
     if not isinstance(estimator, Estimator):
         raise TypeError(
-            f"expected one estimator, such as SemASMI(), got {_described(estimator)}: pass an "
-            "instance, and call this once for each estimator"
+            f"expected one estimator, such as SemASMI(), got {_described(estimator)}: construct "
+            "it, and call this once for each estimator"
         )
     if not hasattr(model, "generation_parameters"):
         raise TypeError(

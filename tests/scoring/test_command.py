@@ -108,7 +108,7 @@ def test_a_chat_template(command, prompt, model, chat, tmp_path):
         ("odd.jsonl --html p.html", "odd.jsonl, row 1"),
         ("in.jsonl --out in.jsonl", "it is the file of prompts"),
         ("in.jsonl --out link.jsonl", "it is the file of prompts"),
-        ("prompt.txt --html page.jsonl", "a name in .html"),
+        ("prompt.txt --html page.jsonl", "a file name that ends in .html"),
         ("prompt.txt --html no/page.html", "its folder does not exist"),
     ],
 )

@@ -173,7 +173,7 @@ def test_end_tokens_that_are_none_of_the_model(owner, ends, trained, tokenizer):
         own.__class__ = type("Other", (type(own),), {"eos_token_id": ends})
     else:
         trained.generation_config.eos_token_id = ends
-    with pytest.raises(ValueError, match=rf"expected as {owner}\.eos_token_id ids of tokens"):
+    with pytest.raises(ValueError, match=rf"expected {owner}\.eos_token_id to hold ids"):
         Scorer(trained, tokenizer=own)
 
 

@@ -26,7 +26,7 @@ LONGER = 2
 DIFFER_IN_ROUNDING = ("eager", "sdpa")
 """Two attention implementations whose results differ by rounding alone."""
 ROUNDINGS = 2.0
-"""In 16 bits, at least this many times the difference between these two is allowed."""
+"""In 16 bits, the limit is raised to this many times the difference of `DIFFER_IN_ROUNDING`."""
 
 
 class Differs(Exception):
@@ -35,7 +35,8 @@ class Differs(Exception):
 
 def check_unmasked(f: MaskedModel, unmasked: UnmaskedPass) -> None:
     """Raise RuntimeError if the final states of the unmasked pass do not give the model's
-    distributions. Costs a pass for the first answer, and for one twice as long as the longest."""
+    distributions. Costs a pass for the first answer, and for one more than twice as long as the
+    longest that was compared."""
     longest = f.kept.setdefault(("unmasked", f.attention, f.compiles), [0])
     length = len(unmasked.input_ids)
     if length <= LONGER * longest[0]:

@@ -120,7 +120,7 @@ def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelle
 
     if guarantee.threshold is None:
         limits = f"calibrate on more labels, or with a larger risk. {guarantee.limits}"
-        raise ValueError(f"expected a guarantee with a threshold, got none: {limits}")
+        raise ValueError(f"expected a guarantee with a threshold, got none: {limits}".rstrip())
     answers.columns(accepted=accepted)  # raises ValueError unless there is one for each answer
     earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
     rows = np.flatnonzero(earlier < guarantee.largest)

@@ -52,8 +52,7 @@ def unmasked_pass(
     """
     # 2: h_cache <- f_pre(x, y)
     # In scope "response", packed passes also read the prompt's keys and values.
-    keep = reads_keys_and_values(f, layers, scope)
-    unmasked = run_unmasked(f, x_y, P, layers, scope, keep_keys_and_values=keep)
+    unmasked = run_unmasked(f, x_y, P, layers, scope, reads_keys_and_values(f, layers, scope))
     check_unmasked(f, unmasked)
     return unmasked
 
@@ -90,7 +89,8 @@ def token_statistics(
         log_probs = readout(f, subnetworks.hidden[:, at.start : at.stop])
         weight = W_lm.to(log_probs.device)
         # Equal masks ran once: how often each row was drawn, and the row of each of the S draws.
-        counts, row_of_draw = subnetworks.drawn_on(log_probs.device)
+        drawn = subnetworks.counts, subnetworks.index
+        counts, row_of_draw = (each.to(log_probs.device) for each in drawn)
         share = mask_weights(counts, len(log_probs))  # counts / S
         by_rank = ranked(log_probs, max(K, *TOP_K))
         # 7: form top-K union support and tail-bucket distributions

@@ -49,9 +49,11 @@ class Store(Protocol):
     Nothing may be kept under a key whose "revision" is None, which does not identify the model.
     """
 
-    def get(self, key: dict[str, Any]) -> Any | None: ...
+    def get(self, key: dict[str, Any]) -> Any | None:
+        """The result under a key; None if there is none."""
 
-    def put(self, key: dict[str, Any], result: Any) -> None: ...
+    def put(self, key: dict[str, Any], result: Any) -> None:
+        """Keep a result under a key."""
 
 
 class Engine:
@@ -206,8 +208,6 @@ class Engine:
             x_y = torch.cat([prompt.cpu(), torch.tensor(list(response), dtype=prompt.dtype)])
             return algorithm.unmasked_pass(f, x_y, len(prompt), layers, self.config.scope)
 
-        if len(responses) == 1:
-            return run(responses[0])
         left = sorted(responses, key=len)
         that_ran, unmasked = left[0], run(left[0])
         while (place := first_difference(left)) is not None:
@@ -217,8 +217,7 @@ class Engine:
             token = max({ids[place] for ids in left}, key=lambda token: log_probs[token].item())
             left = [ids for ids in left if ids[place] == token]
         chosen = left[0]  # others, if any, begin with it
-        differs_before_its_end = chosen[:-1] != that_ran[:-1]
-        if differs_before_its_end:
+        if chosen[:-1] != that_ran[:-1]:
             return run(chosen)
         x_y = unmasked.input_ids.clone()
         x_y[-1] = chosen[-1]

@@ -43,7 +43,6 @@ def _switch_attention(model: PreTrainedModel, attention: str, undo: list[Any]) -
         if attention_of(model) != attention:
             raise ValueError(f"it took {attention_of(model)!r}")
     except Exception as error:
-        _restore(previous)
         raise ValueError(
             f"{type(model).__name__} cannot use the attention implementation {attention!r}: set "
             "the option `attention` to null to keep the model's own"

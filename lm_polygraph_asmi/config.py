@@ -271,10 +271,12 @@ class ASMIConfig:
 
         Settings that only Adapt-ASMI uses count if both are Adapt-ASMI.
         """
-        adapt = self.method == other.method == "adapt"
-        compared = [n for n in self.names("masks", "score") if adapt or not SETTINGS[n]["adapt"]]
         ignored = {"stop", *names}
-        return all(getattr(self, n) == getattr(other, n) for n in compared if n not in ignored)
+        return all(
+            getattr(self, n) == getattr(other, n)
+            for n in self.names("masks", "score")
+            if n not in ignored and _is_used(n, self.method) and _is_used(n, other.method)
+        )
 
     @property
     def symbol(self) -> str:

@@ -306,9 +306,11 @@ class Calibration:
             if rule.labels is None and rule.tested not in (None, self.n)
             else ""
         )
-        given = f"answers from {rule.clusters} clusters"
-        if rule.labels is not None:
-            given = f"of {rule.answers} answers, the surest first"
+        given = (
+            f"answers from {rule.clusters} clusters"
+            if rule.labels is None
+            else f"of {rule.answers} answers, the surest first"
+        )
         yield (
             f"Labels: {self.n} {given}, {self.errors} wrong by {self.label_source}{tested}."
             f"{rule.thinning}{left_out}"

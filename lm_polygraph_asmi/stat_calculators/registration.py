@@ -109,12 +109,11 @@ def available_stat_calculators(
         >>> "MaskedHeadsCalculator" in {calculator.name for calculator in calculators}
         True
     """
-    unknown = sorted(set(options) - {*CALCULATOR_OPTIONS, *ASMIConfig.names("machine")})
-    if unknown:
-        known = ", ".join([*ASMIConfig.names("machine"), *CALCULATOR_OPTIONS])
+    known = [*ASMIConfig.names("machine"), *CALCULATOR_OPTIONS]
+    if unknown := sorted(set(options) - {*known}):
         raise ValueError(
-            f"expected options among {known}; got {', '.join(unknown)}. Depths and other "
-            "settings of a score belong to the estimators"
+            f"expected options among {', '.join(known)}; got {', '.join(unknown)}. Depths and "
+            "other settings of a score belong to the estimators"
         )
     asmi_estimators = [e for e in estimators if isinstance(e, MaskedHeadsEstimator)]
     configs = [estimator.config for estimator in asmi_estimators] or [ASMIConfig()]

@@ -227,7 +227,7 @@ REFUSALS = [
         lambda: d.risk_threshold([0, 1], Labelled([0, 1], "ab"), "x", 0.9),
         "risk must be a number, got 'x'",
     ),
-    (lambda: d.risk_threshold(range(4), FOUR, 0.2, 0.9, choosing=[1, 0, 0, 0]), "got a part"),
+    (lambda: d.risk_threshold(range(4), FOUR, 0.2, 0.9, choosing=[1, 0, 0, 0]), "a part"),
     (lambda: d.risk_threshold(range(4), FOUR, 0.2, 0.9, choosing=[1] * 5), "choosing"),
     (
         lambda: d.risk_threshold(NINE, Labelled([0, 1] * 4 + [1], NINE), 0.2, 0.9, largest=2),

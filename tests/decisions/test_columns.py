@@ -113,7 +113,7 @@ def test_a_row_without_the_number_is_not_decided(tmp_path):
     accepted = [row.content.get("accept") for row in read_table(decided)]
     assert accepted == [True, None, None, True]
     code, said = run("monitor", out, decided)
-    words = "which share is accepted is unknown", "1 rows that failed. Left out 1 empty answers"
+    words = "the accepted share is unknown", "1 rows that failed. Left out 1 empty answers"
     assert (code, [part for part in words if part not in said]) == (4, []), said
 
 
@@ -158,7 +158,7 @@ def test_a_cluster_larger_than_the_promise(tmp_path, size, void):
     ]
     source = write(tmp_path / "in.jsonl", later)
     for command, words in (
-        (("decide", source, "--out", decided, "--calibration", out), "allows 2: it is void"),
+        (("decide", source, "--out", decided, "--calibration", out), "allows 2, so it is void"),
         (("monitor", out, decided), "void for them: 4 are left out"),
     ):
         assert (words in run(*command)[1]) == void

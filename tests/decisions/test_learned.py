@@ -64,7 +64,7 @@ def test_score_is_that_of_scikit_learn():
     refused(
         (partial(score, {"free": features["free"]}), "widths"),
         (partial(fit_score, {"free": np.ones((150, 3))}, wrong), "vary"),
-        (partial(fit_score, features, wrong | True), "one label"),
+        (partial(fit_score, features, wrong | True), "the same label"),
     )
 
 
@@ -221,7 +221,7 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
     monkeypatch.setattr(scorer._engine, "read", spoiled)
     refused(
         (partial(Decider, scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3), "depth"),
-        (partial(calibrate_run, "RUN", 0.3, signal="learned"), "run has no hidden states"),
+        (partial(calibrate_run, "RUN", 0.3, signal="learned"), "run has not saved the hidden states"),
         (partial(ask, unlabelled=told[4:]), "unlabelled"),
         (ask, "hidden mean has values that are not finite"),
     )

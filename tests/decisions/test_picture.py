@@ -71,7 +71,7 @@ def test_clusters_are_thinned_or_bet_on_as_in_the_tests(n, tested):
     assert (used, [one.level for one in bounds]) == (tested, pytest.approx([0.1] * len(bounds)))
     assert all((one.bound <= 0.2) == (one.outcome == "passed") for one in bounds)
     assert max(one.share for one in bounds if one.outcome == "passed") == found.guarantee.coverage
-    words = f"from {tested} of the {n} answers{', one a cluster' if n == 400 else ''}."
+    words = f"from {tested} of the {n} answers{'; one per cluster' if n == 400 else ''}."
     assert words in marks(page_of(found))[2]
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from lm_polygraph_asmi.core.model.check import PASSES
+from lm_polygraph_asmi.core.model.choice import PASSES
 from lm_polygraph_asmi.heads import analysis, probe as room
 from lm_polygraph_asmi.heads.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.results.runs import Run

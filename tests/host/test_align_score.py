@@ -70,7 +70,7 @@ NARROW = {"tri_layer.weight": torch.ones(3, 8)}
         ({"without": ["tri_layer", "bin_"]}, r"lacks tri_layer\.\*, and has "),
         ({"without": ["tri_layer.bias"]}, r"lacks tri_layer\.bias: "),
         ({"start": "model."}, r"lacks base_model\.\*, tri_layer\.\*, and has model\."),
-        (NARROW, r"of another model: .* tri_layer.weight: .*3, 8.*3, 32"),
+        (NARROW, r"holds weights of another model: .* tri_layer.weight: .*3, 8.*3, 32"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(stand_ins, tmp_path, content, message):

@@ -185,7 +185,7 @@ def test_a_score_carries_them(model, tokenizer):
         (chat, ids, [*of_template, "repeats"]),
         (chat, None, [*of_template, "cut off"]),
         ("3 + 5 =", " 8", []),
-        ("3 + 5 =", "8", ["its token differs"]),
+        ("3 + 5 =", "8", ["gives other tokens"]),
     ):
         found = scorer.score(prompt, given)
         assert all(word in said for word, said in zip(expected, found.warnings, strict=True))
@@ -194,7 +194,7 @@ def test_a_score_carries_them(model, tokenizer):
 
 @pytest.mark.parametrize(
     ("template", "word"),
-    [(ALL + 3 * "{{ range(99999) | random }} ", "chance"),
+    [(ALL + 3 * "{{ range(99999) | random }} ", "random"),
      *((broken, "does not support") for broken in ("{{ 1 + 'a' }}", "{% for", "{{ 1 / 0 }}"))],
 )  # fmt: skip
 def test_a_template_of_chance_or_that_fails_is_refused(tokenizer, template, word):

@@ -262,8 +262,11 @@ class ASMIConfig:
     @classmethod
     def key_of(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
         """`score_key` of saved values. Settings that were not saved are left out."""
-        names = [n for n in cls.names("masks", "score") if _is_used(n, saved["method"])]
-        key = {name: saved[name] for name in names if name in saved}
+        key = {
+            name: saved[name]
+            for name in cls.names("masks", "score")
+            if _is_used(name, saved["method"]) and name in saved
+        }
         return key | ({"stop": sorted(key["stop"] or ())} if "stop" in key else {})
 
     def same_but(self, other: "ASMIConfig", *names: str) -> bool:

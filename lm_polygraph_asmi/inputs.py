@@ -235,13 +235,8 @@ def _plain(name: Any) -> str:
 def _is_answer(name: Any, value: Any) -> bool:
     """Whether a field is named like a model's answer; `answers` are gold answers unless a text."""
     plain = _plain(name)
-    if (
-        name in ROW
-        or GOLD_NAMES.search(plain)
-        or (plain == "answers" and not isinstance(value, str))
-    ):
-        return False
-    return ANSWER_NAMES.search(plain) is not None
+    gold = GOLD_NAMES.search(plain) or (plain == "answers" and not isinstance(value, str))
+    return not (name in ROW or gold) and ANSWER_NAMES.search(plain) is not None
 
 
 def meant_field(name: Any) -> str | None:

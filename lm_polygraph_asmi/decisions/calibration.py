@@ -114,8 +114,11 @@ class Calibration:
     @property
     def made_with(self) -> dict[str, Any]:
         """Fields that all decisions of this calibration have in common."""
-        rule = self.guarantee
-        return {"calibration": self.name, "signal": self.signal, "threshold": rule.threshold}
+        return {
+            "calibration": self.name,
+            "signal": self.signal,
+            "threshold": self.guarantee.threshold,
+        }
 
     @property
     def config(self) -> ASMIConfig:

@@ -58,11 +58,11 @@ def estimate_uncertainty(
         Sem-ASMI (60%, K=64) True
     """
     check_kinds(model, estimator, input_text)
-    ours = isinstance(estimator, MaskedHeadsEstimator)
-    if not (ours or isinstance(model, lm_polygraph.WhiteboxModel)):
+    whitebox = isinstance(model, lm_polygraph.WhiteboxModel)
+    if not (whitebox or isinstance(estimator, MaskedHeadsEstimator)):
         return lm_polygraph.estimate_uncertainty(model, estimator, input_text, input_image)
     available = available_stat_calculators([estimator])
-    if isinstance(model, lm_polygraph.WhiteboxModel):  # for other models, ASMI's builder raises
+    if whitebox:  # for other models, ASMI's builder raises
         check_request(model, estimator, input_image, available)
     manager = lm_polygraph.UEManager(
         lm_polygraph.Dataset([input_text], [""], 1),

@@ -221,7 +221,10 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
     monkeypatch.setattr(scorer._engine, "read", spoiled)
     refused(
         (partial(Decider, scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3), "depth"),
-        (partial(calibrate_run, "RUN", 0.3, signal="learned"), "run has not saved the hidden states"),
+        (
+            partial(calibrate_run, "RUN", 0.3, signal="learned"),
+            "run has not saved the hidden states",
+        ),
         (partial(ask, unlabelled=told[4:]), "unlabelled"),
         (ask, "hidden mean has values that are not finite"),
     )

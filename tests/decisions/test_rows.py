@@ -227,4 +227,6 @@ def test_what_is_needed_of_several_signals():
     few = Labelled(WRONG[:9], keys(9, 1), resamples=50)
     columns = {name: column[:9] for name, column in COLUMNS.items()}
     found = fit(columns, few, CalibrationOptions(0.2, 0.9), **ABOUT).guarantee
-    assert "at least 14 answers, one per cluster, must test the threshold; 9 do." in found.limits  # .8**14 < .05
+    assert (
+        "at least 14 answers, one per cluster, must test the threshold; 9 do." in found.limits
+    )  # .8**14 < .05

@@ -36,7 +36,8 @@ PROJECTIONS = (
     ".multi_head_attention.dense", ".attn.attention.out_proj", ".attn.Wo",
     ".temporal_block.o_proj", ".mixer.o_proj",
 )  # fmt: skip
-"""Ends of the path, inside a layer, of the projection of the concatenated head outputs."""
+"""Ends of the path, inside a layer, of the projection of the concatenated head outputs; each after
+a dot, so that it is whole names."""
 OTHER_SENSES = ("vision", "image", "audio")
 """Parts of paths of layers that do not read text."""
 NO_HEADS = ("linear_attention",)
@@ -250,8 +251,7 @@ def _projections(
 
 def _heads(model: PreTrainedModel, layer: nn.Module, index: int, path: str) -> int:
     """H of a layer, of its configuration."""
-    config = model.config.get_text_config(decoder=True)
-    number: Any = getattr(config, "num_attention_heads", None)
+    number: Any = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", None)
     number = number[index] if isinstance(number, list | tuple) else number
     width = _width(layer, path, number)
     if not isinstance(number, int) or number < 1 or width % number:

@@ -263,8 +263,11 @@ class ASMIConfig:
     @classmethod
     def key_of(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
         """`score_key` of saved values. Settings that were not saved are left out."""
-        names = [n for n in cls.names("masks", "score") if _is_used(n, saved["method"])]
-        key = {name: saved[name] for name in names if name in saved}
+        key = {
+            name: saved[name]
+            for name in cls.names("masks", "score")
+            if _is_used(name, saved["method"]) and name in saved
+        }
         return key | ({"stop": sorted(key["stop"] or ())} if "stop" in key else {})
 
     def same_but(self, other: "ASMIConfig", *names: str) -> bool:
@@ -272,10 +275,12 @@ class ASMIConfig:
 
         Settings that only Adapt-ASMI uses count if both are Adapt-ASMI.
         """
-        adapt = self.method == other.method == "adapt"
-        compared = [n for n in self.names("masks", "score") if adapt or not SETTINGS[n]["adapt"]]
         ignored = {"stop", *names}
-        return all(getattr(self, n) == getattr(other, n) for n in compared if n not in ignored)
+        return all(
+            getattr(self, n) == getattr(other, n)
+            for n in self.names("masks", "score")
+            if n not in ignored and _is_used(n, self.method) and _is_used(n, other.method)
+        )
 
     @property
     def symbol(self) -> str:

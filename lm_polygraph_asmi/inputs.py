@@ -97,32 +97,34 @@ class ToolCall(Form):
 Content = str | list[Part]
 
 
-class Said(Form):
-    """A message of the system, the developer or the user."""
+class Message(Form):
+    """What messages of all roles have; `name` is that of the speaker or the tool."""
 
-    role: Literal["system", "developer", "user"]
     content: Content
     name: str = ""
 
 
-class Assistant(Form):
+class Said(Message):
+    """A message of the system, the developer or the user."""
+
+    role: Literal["system", "developer", "user"]
+
+
+class Assistant(Message):
     """A message of the assistant. If it has tool calls, it needs no content."""
 
     role: Literal["assistant"]
     content: Content = ""
-    name: str = ""
     tool_calls: list[ToolCall] = []
     reasoning_content: str = ""
     reasoning: str = ""
     thinking: str = ""
 
 
-class Tool(Form):
+class Tool(Message):
     """The message that a tool returned."""
 
     role: Literal["tool"]
-    content: Content
-    name: str = ""
     tool_call_id: str = ""
 
 
@@ -233,13 +235,8 @@ def _plain(name: Any) -> str:
 def _is_answer(name: Any, value: Any) -> bool:
     """Whether a field is named like a model's answer; `answers` are gold answers unless a text."""
     plain = _plain(name)
-    if (
-        name in ROW
-        or GOLD_NAMES.search(plain)
-        or (plain == "answers" and not isinstance(value, str))
-    ):
-        return False
-    return ANSWER_NAMES.search(plain) is not None
+    gold = GOLD_NAMES.search(plain) or (plain == "answers" and not isinstance(value, str))
+    return not (name in ROW or gold) and ANSWER_NAMES.search(plain) is not None
 
 
 def meant_field(name: Any) -> str | None:
@@ -424,8 +421,7 @@ def _checked_samples(samples: Any) -> list[str | list[int]] | None:
     scalar = not hasattr(samples, "__len__") or getattr(samples, "ndim", 1) == 0
     if scalar or isinstance(samples, str | bytes | Mapping):
         raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
-    names = (f"sample {number}" for number in range(1, len(samples) + 1))
-    return [_answer(sample, name) for sample, name in zip(samples, names, strict=True)]
+    return [_answer(sample, f"sample {number}") for number, sample in enumerate(samples, start=1)]
 
 
 def _answer(answer: Any, name: str) -> str | list[int]:

@@ -10,12 +10,12 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from lm_polygraph_asmi.files import parse_json, to_json
-from lm_polygraph_asmi.validation import describe_fields, identity
+from lm_polygraph_asmi.validation import describe_fields, identity, listed
 
 Value = TypeVar("Value")
 
@@ -88,14 +88,12 @@ def _json_lines(path: str | Path) -> Iterator[Row]:
     for number, line in lines:
         try:
             content = parse_json(line)
+            if not isinstance(content, dict):
+                raise ValueError(f"expected a JSON object, got {describe_fields(content)}")
         except ValueError as error:
             yield Row(number, {"line": line.strip()}, str(error))
-            continue
-        if isinstance(content, dict):
-            yield Row(number, content)
         else:
-            problem = f"expected a JSON object, got {describe_fields(content)}"
-            yield Row(number, {"line": line.strip()}, problem)
+            yield Row(number, content)
 
 
 def _csv(path: str | Path, text: str, needed: Collection[str]) -> Iterator[Row]:
@@ -105,9 +103,7 @@ def _csv(path: str | Path, text: str, needed: Collection[str]) -> Iterator[Row]:
         _check_columns(path, header, needed)
         cell = rf'(?:"[^"]*(?:""[^"]*)*"|[^"{separator}\r\n]*)'
         well_formed = re.compile(rf"{cell}(?:{separator}{cell})*\r?\n?")
-        for number, (raw, cells) in enumerate(_records(path, text, separator)):
-            if number == 0:
-                continue
+        for number, (raw, cells) in islice(enumerate(_records(path, text, separator)), 1, None):
             content: dict[str, Any] = {"line": raw.strip("\r\n")}
             problem = None
             if not well_formed.fullmatch(raw):
@@ -181,13 +177,11 @@ def _parquet(path: str | Path, needed: Collection[str]) -> Iterator[Row]:
         schema = file.schema_arrow
         _check_columns(path, schema.names, needed)
         in_json = [field.name for field in schema if isinstance(field.type, pa.JsonType)]
-        number = 0
-        for batch in file.iter_batches():
-            for content in batch.to_pylist():
-                number += 1
-                for name in in_json:
-                    content[name] = content[name] and parse_json(content[name])
-                yield Row(number, plain(content))
+        contents = chain.from_iterable(batch.to_pylist() for batch in file.iter_batches())
+        for number, content in enumerate(contents, start=1):
+            for name in in_json:
+                content[name] = content[name] and parse_json(content[name])
+            yield Row(number, plain(content))
 
 
 def write_parquet(records: Callable[[], Iterable[Mapping[str, Any]]], path: str | Path) -> None:
@@ -221,8 +215,7 @@ def write_parquet(records: Callable[[], Iterable[Mapping[str, Any]]], path: str 
     partial, left = Path(f"{path}.writing"), iter(records())
     with parquet.ParquetWriter(partial, schema := pa.schema(types)) as writer:
         while rows := list(islice(left, AT_ONCE)):
-            columns = [column(name, rows) for name in types]
-            writer.write_batch(pa.record_batch(columns, schema=schema))
+            writer.write_batch(pa.record_batch([column(n, rows) for n in types], schema=schema))
     partial.replace(path)
 
 
@@ -242,12 +235,12 @@ def plain(value: Any) -> Any:
 
 
 def _check_columns(path: str | Path, names: list[str], needed: Collection[str]) -> None:
-    listed = ", ".join(map(repr, names[:SHOWN])) + ", ..." * (len(names) > SHOWN)
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{path}: the column {twice[0]!r} occurs twice: keep one")
     if needed and not {*names} & {*needed}:
         raise ValueError(
-            f"{path}: expected a column {' or '.join(map(repr, needed))}, got {listed or 'none'}"
+            f"{path}: expected a column {' or '.join(map(repr, needed))}, got "
+            f"{listed(map(repr, names), SHOWN) or 'none'}"
         )
 
 

@@ -73,9 +73,13 @@ def describe_fields(content: object) -> str:
         ('the fields question', 'a list')
     """
     if not isinstance(content, Mapping):
-        if content is None:
-            return "null"
-        kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a text"}
+        kinds = {
+            bool: "a boolean",
+            int: "a number",
+            float: "a number",
+            str: "a text",
+            type(None): "null",
+        }
         return kinds.get(type(content), f"a {type(content).__name__}")
     names = [str(name) for name, value in content.items() if value is not None]
     return f"the fields {', '.join(names)}" if names else "no field"

@@ -24,7 +24,7 @@ from lm_polygraph_asmi.commands.plan import plan
 from lm_polygraph_asmi.commands.report import report
 from lm_polygraph_asmi.commands.results import results
 from lm_polygraph_asmi.commands.score import score
-from lm_polygraph_asmi.heads.commands import COMMANDS
+from lm_polygraph_asmi.heads.commands import probe
 
 
 class Main(click.Group):
@@ -52,7 +52,7 @@ class Main(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-@click.group("heads", commands=COMMANDS, short_help="The causal probe.")
+@click.group("heads", commands=[probe], short_help="The causal probe.")
 def heads() -> None:
     """Test the paper's claims on attention heads with the causal probe."""
 

@@ -151,5 +151,12 @@ def _sorted_calibration(out: str) -> "Calibration | None":
 def _comparable(calibration: "Calibration") -> tuple[Any, ...]:
     """What calibrations must share for one to update the other with more labels in order."""
     rule = calibration.guarantee
-    guarantee = rule.risk, rule.confidence, rule.answers, rule.largest, rule.labels is None
-    return (calibration.name, calibration.signal, *guarantee)
+    return (
+        calibration.name,
+        calibration.signal,
+        rule.risk,
+        rule.confidence,
+        rule.answers,
+        rule.largest,
+        rule.labels is None,
+    )

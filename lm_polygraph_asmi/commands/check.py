@@ -55,13 +55,12 @@ def check(model: str, **options: Any) -> None:
         " or ".join(dict.fromkeys(e.passes for e in comparisons if e.scope == s)) for s in SCOPES
     ]
     loaded, wrong = scorer.model, not all(each.right for each in comparisons)
-    releases = (f"{name} {release}" for name, release in packages().items())
     note = [
         f"{loaded.dtype} on {loaded.device.type}".removeprefix("torch."),
         ", ".join(dict.fromkeys(each.attention for each in comparisons)),
         f"layers {', '.join(dict.fromkeys(str(each.layer) for each in comparisons))}",
         "WRONG: " * wrong + f"differs by {max(each.difference for each in comparisons):.1e}",
-        *releases,
+        *(f"{name} {release}" for name, release in packages().items()),
     ]
     click.echo("The line for a report:")
     row = [type(loaded).__name__, structure or "by name", *used, "; ".join(note)]

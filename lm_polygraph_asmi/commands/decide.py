@@ -38,7 +38,7 @@ for option in PARAMETERS:
     type=click.IntRange(min=1),
     help="With --sheet: only this many accepted answers, drawn at random, to label for `monitor`.",
 )
-def decide(calibration: str, sample: int | None, **options: Any) -> None:
+def decide(calibration: str, **options: Any) -> None:
     """Accept answers to the prompts in ROWS_FILE, or abstain.
 
     ROWS_FILE is as for `score`. Model and settings are the calibration's. Each row gets `accept`
@@ -53,7 +53,6 @@ def decide(calibration: str, sample: int | None, **options: Any) -> None:
     from lm_polygraph_asmi.scoring.signals import column_of
 
     work, loading, explicit = Work.of(options)
-    work = work._replace(sample=sample)
     loaded = Calibration.load(calibration)
     if column_of(loaded.signal)[0]:
         _decide_table(loaded, work)

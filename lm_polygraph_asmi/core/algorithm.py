@@ -93,7 +93,8 @@ def token_statistics(
         log_probs = readout(f, subnetworks.hidden[:, at.start : at.stop])
         weight = W_lm.to(log_probs.device)
         # Equal masks ran once: how often each row was drawn, and the row of each of the S draws.
-        counts, row_of_draw = subnetworks.drawn_on(log_probs.device)
+        counts = subnetworks.counts.to(log_probs.device)
+        row_of_draw = subnetworks.index.to(log_probs.device)
         share = mask_weights(counts, len(log_probs))  # counts / S
         by_rank = ranked(log_probs, max(K, *TOP_K))
         # 7: form top-K union support and tail-bucket distributions

@@ -50,9 +50,11 @@ class Store(Protocol):
     Nothing may be kept under a key whose "revision" is None, which does not identify the model.
     """
 
-    def get(self, key: dict[str, Any]) -> Any | None: ...
+    def get(self, key: dict[str, Any]) -> Any | None:
+        """The result under a key; None if there is none."""
 
-    def put(self, key: dict[str, Any], result: Any) -> None: ...
+    def put(self, key: dict[str, Any], result: Any) -> None:
+        """Keep a result under a key."""
 
 
 class Engine:
@@ -220,8 +222,7 @@ class Engine:
             token = max(tokens, key=lambda token: log_probs[token].item())
             left = [ids for ids in left if ids[place] == token]
         chosen = left[0]  # others, if any, begin with it
-        differs_before_its_end = chosen[:-1] != that_ran[:-1]
-        if differs_before_its_end:
+        if chosen[:-1] != that_ran[:-1]:
             return run(chosen)
         x_y = unmasked.input_ids.clone()
         x_y[-1] = chosen[-1]

@@ -30,25 +30,22 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
     """
     kept = findings(model)
     if "key" not in kept:
-        revision = _revision(model)
-        kept["key"] = {"revision": revision, "device": model.device.type}
-        if revision is None:
-            log.warning(
-                "%s has forward hooks, or a forward method set on a module. Their results cannot "
-                "be identified, so nothing of this model is stored in a result cache. Remove them",
-                type(model).__name__,
-            )
-    key: dict[str, Any] = kept["key"]
-    return key
+        kept["key"] = {"revision": _revision(model), "device": model.device.type}
+    return kept["key"]
 
 
 def _revision(model: PreTrainedModel) -> str | None:
-    """Hash of what a model computes with; None if code of others acts in it, which has no hash.
+    """Hash of what a model computes with; None, and a warning, if code of others acts in it.
 
     A model in memory may differ from the commit that it was loaded from, so the hash is of the
     model itself: weights, classes of modules, configuration, adapters and their scaling.
     """
     if foreign_modules(model):
+        log.warning(
+            "%s has forward hooks, or a forward method set on a module. Their results cannot be "
+            "identified, so nothing of this model is stored in a result cache. Remove them",
+            type(model).__name__,
+        )
         return None
     digest = hashlib.sha256()
     for name, module in model.named_modules():

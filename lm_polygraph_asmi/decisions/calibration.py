@@ -114,8 +114,11 @@ class Calibration:
     @property
     def made_with(self) -> dict[str, Any]:
         """Fields that all decisions of this calibration have in common."""
-        rule = self.guarantee
-        return {"calibration": self.name, "signal": self.signal, "threshold": rule.threshold}
+        return {
+            "calibration": self.name,
+            "signal": self.signal,
+            "threshold": self.guarantee.threshold,
+        }
 
     @property
     def config(self) -> ASMIConfig:
@@ -306,9 +309,11 @@ class Calibration:
             if rule.labels is None and rule.tested not in (None, self.n)
             else ""
         )
-        given = f"answers from {rule.clusters} clusters"
-        if rule.labels is not None:
-            given = f"of {rule.answers} answers, the surest first"
+        given = (
+            f"answers from {rule.clusters} clusters"
+            if rule.labels is None
+            else f"of {rule.answers} answers, the surest first"
+        )
         yield (
             f"Labels: {self.n} {given}, {self.errors} wrong by {self.label_source}{tested}."
             f"{rule.thinning}{left_out}"

@@ -69,9 +69,11 @@ class Decision:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and derived values as plain values for JSON."""
-        content = asdict(replace(self, score=None))
-        content["score"] = self.score and self.score.to_dict()
-        content |= {"unit": "nats", "sentences": self.sentences}
+        content = asdict(replace(self, score=None)) | {
+            "score": self.score and self.score.to_dict(),
+            "unit": "nats",
+            "sentences": self.sentences,
+        }
         return content | {"digest": self.digest(content)}
 
     @staticmethod

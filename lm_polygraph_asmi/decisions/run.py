@@ -77,11 +77,12 @@ def calibrate_run(
         digests = sorted(digest_of_texts(prompts[i]) for i in answered)
     closes, ids = group.saved("asmi_closing"), group.saved("greedy_tokens")
     if config.closing_token and closes and ids:
-        ends = {
-            answer_end(bool(closed), len(row), config.max_new_tokens)
-            for closed, row in zip(closes, ids, strict=True)
-        }
-        shared["answer_ends"] = sorted(ends)
+        shared["answer_ends"] = sorted(
+            {
+                answer_end(bool(closed), len(row), config.max_new_tokens)
+                for closed, row in zip(closes, ids, strict=True)
+            }
+        )
     columns = _signals_of(group) | {config.method: group.score(method)}
     lengths = group.saved("asmi_prompt_length")
     return fit(

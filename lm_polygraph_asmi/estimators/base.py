@@ -82,9 +82,8 @@ class MaskedHeadsEstimator(Estimator):
         if self.method is not None:
             settings |= {"method": self.method}
         self.config = (config or ASMIConfig()).replace(**settings)
-        names = self._dependencies()
-        ours = [_OurStatistic(name) if name.startswith("asmi") else name for name in names]
-        super().__init__(ours, "sequence")
+        names = (_OurStatistic(n) if n.startswith("asmi") else n for n in self._dependencies())
+        super().__init__(list(names), "sequence")
 
     def _dependencies(self) -> list[str]:
         return ["asmi", "asmi_closing"]
@@ -124,9 +123,8 @@ class MaskedHeadsEstimator(Estimator):
         config = self.config
         derived = operating_point(actual["num_heads"], config.num_masks, config.mask_rate)
         expected = config.to_dict("masks") | derived._asdict()
-        expected.pop("depth")  # the statistics were selected by it
-        different = {k: v for k, v in expected.items() if actual[k] != v}
-        if different:
+        # Not the depth: the statistics were selected by it.
+        if different := {k: v for k, v in expected.items() if k != "depth" and actual[k] != v}:
             raise ValueError(
                 f"{self} expects {different}, but the masked-heads calculator used "
                 f"{ {k: actual[k] for k in different} }: give both the same settings"

@@ -58,6 +58,3 @@ def probe(run: str, model: str, out: str | None, **settings: Any) -> None:
     tokens = content["tokens"]
     flips = sum(a != b for a, b in zip(tokens["argmax"], tokens["replayed"], strict=True))
     click.echo(f"{path}: {len(tokens['row'])} tokens; with no head ablated, {flips} of them flip.")
-
-
-COMMANDS: dict[str, click.Command] = {"probe": probe}

@@ -28,8 +28,10 @@ DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
 
 def fields_of(kind: type) -> dict[str, str]:
     """Fields that a `Score` or `Decision` adds to a written row -> types of their columns."""
-    kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
-    types = {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
+    types = {
+        field.name: DTYPES.get((get_args(field.type) or (field.type,))[0], "string")
+        for field in fields(kind)
+    }
     return types | dict.fromkeys(("signals", "ids", "digest", "error"), "string")
 
 

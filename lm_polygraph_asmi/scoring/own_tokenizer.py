@@ -24,8 +24,11 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     """
     config = model.config.get_text_config()
     size, expected = len(tokenizer), config.vocab_size
-    ends = config.eos_token_id, getattr(model.generation_config, "eos_token_id", None)
-    boundaries = _ids(config.bos_token_id, *ends)
+    boundaries = _ids(
+        config.bos_token_id,
+        config.eos_token_id,
+        getattr(model.generation_config, "eos_token_id", None),
+    )
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
     reason = ""
     if abs(size - expected) > TOLERANCE * expected:

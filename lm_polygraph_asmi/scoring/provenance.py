@@ -36,10 +36,10 @@ def short_hash(text: str) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    if isinstance(value, bool) or value is None or isinstance(value, str):
+    if isinstance(value, bool | str | None):
         return value
-    if isinstance(value, int | float):
-        return f"{round(value, 7):.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{round(value, 7):.6g}"
     if isinstance(value, Mapping):
         parts = {str(name): _rounded(part) for name, part in value.items()}
         return {name: part for name, part in parts.items() if part is not None}

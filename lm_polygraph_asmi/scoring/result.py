@@ -278,14 +278,13 @@ class Score(ScoredAnswer):
         for the others, see `unmasked_signals`.
         """
         tokens = self.tokens[: self.counted]
-        signals = {
-            "asmi": aggregate([token.mi for token in tokens], self.config.aggregation),
-            "sem": aggregate(
-                [token_scores(t.mi, t.agreement) for t in tokens], self.config.aggregation
-            ),
+        aggregation = self.config.aggregation
+        return {
+            "asmi": aggregate([t.mi for t in tokens], aggregation),
+            "sem": aggregate([token_scores(t.mi, t.agreement) for t in tokens], aggregation),
+            **unmasked_signals([t.log_likelihood for t in tokens], [t.entropy for t in tokens]),
+            self.config.method: self.score,
         }
-        signals |= unmasked_signals([t.log_likelihood for t in tokens], [t.entropy for t in tokens])
-        return signals | {self.config.method: self.score}
 
     @property
     def explanation(self) -> list[str]:

@@ -129,9 +129,11 @@ def read_rows(path: str | Path) -> Iterator[Row]:
 def _holds_rows(text: str) -> bool:
     """Whether a text holds a line of JSON with a prompt, or a table header with a prompt column."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if re.match(rf"(?s)\s*{_JSON_ROW}", text) or any(re.match(_JSON_ROW, line) for line in lines):
-        return True
-    if sum(re.fullmatch(r"\{.*\},?", line) is not None for line in lines) > 1:
+    if (
+        re.match(rf"(?s)\s*{_JSON_ROW}", text)
+        or any(re.match(_JSON_ROW, line) for line in lines)
+        or sum(re.fullmatch(r"\{.*\},?", line) is not None for line in lines) > 1
+    ):
         return True
     for line, separator in product(lines[:-1], (*SEPARATORS, "|")):
         names = [name.strip(" \"'").lower() for name in line.split(separator)]

@@ -197,8 +197,7 @@ class Scorer:
                 "hidden mean": hidden.mean(0),
                 "hidden last": hidden[-1],
             }
-        signals = unmasked_signals(**tokens)
-        return UnmaskedAnswer(signals=signals, features=features, **vars(read))
+        return UnmaskedAnswer(signals=unmasked_signals(**tokens), features=features, **vars(read))
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the weights, and of the tokenizer with its chat template and end tokens.

@@ -44,8 +44,12 @@ def check_request(
             "use LM-Polygraph's VisualWhiteboxModel"
         )
     parameters = model.generation_parameters
-    length = parameters.max_new_tokens
-    check_whole("generation_parameters.max_new_tokens", length, 1, ": an answer has a token")
+    check_whole(
+        "generation_parameters.max_new_tokens",
+        parameters.max_new_tokens,
+        least=1,
+        why=": an answer has a token",
+    )
     if parameters.num_beams != 1:
         raise ValueError(
             f"expected generation_parameters.num_beams=1, got {parameters.num_beams}: ASMI scores "

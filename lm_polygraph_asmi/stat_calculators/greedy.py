@@ -81,7 +81,6 @@ class SavedAnswersCalculator(StatCalculator):
                 "the same rows (data.size, data.sample, data.shard) and the same prompt"
             )
         tokens, answer, length = self.answers[text]
-        transformer = causal_model(model)
         prompt = prompt_ids(model, text)
         if length not in (None, len(prompt)):
             raise ValueError(
@@ -91,7 +90,7 @@ class SavedAnswersCalculator(StatCalculator):
             )
         ids = torch.cat([prompt.cpu(), torch.tensor(tokens)])[None].to(model.device())
         with torch.no_grad():
-            out = transformer(ids, logits_to_keep=len(tokens) + 1, use_cache=False)
+            out = causal_model(model)(ids, logits_to_keep=len(tokens) + 1, use_cache=False)
         log_probs = out.logits[0, :-1].float().log_softmax(-1).cpu().numpy()
         return {
             "input_tokens": prompt.tolist(),

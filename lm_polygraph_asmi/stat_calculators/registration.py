@@ -58,11 +58,11 @@ def estimate_uncertainty(
         Sem-ASMI (60%, K=64) True
     """
     check_kinds(model, estimator, input_text)
-    ours = isinstance(estimator, MaskedHeadsEstimator)
-    if not (ours or isinstance(model, lm_polygraph.WhiteboxModel)):
+    whitebox = isinstance(model, lm_polygraph.WhiteboxModel)
+    if not (whitebox or isinstance(estimator, MaskedHeadsEstimator)):
         return lm_polygraph.estimate_uncertainty(model, estimator, input_text, input_image)
     available = available_stat_calculators([estimator])
-    if isinstance(model, lm_polygraph.WhiteboxModel):  # for other models, ASMI's builder raises
+    if whitebox:  # for other models, ASMI's builder raises
         check_request(model, estimator, input_image, available)
     manager = lm_polygraph.UEManager(
         lm_polygraph.Dataset([input_text], [""], 1),
@@ -109,12 +109,11 @@ def available_stat_calculators(
         >>> "MaskedHeadsCalculator" in {calculator.name for calculator in calculators}
         True
     """
-    unknown = sorted(set(options) - {*CALCULATOR_OPTIONS, *ASMIConfig.names("machine")})
-    if unknown:
-        known = ", ".join([*ASMIConfig.names("machine"), *CALCULATOR_OPTIONS])
+    known = [*ASMIConfig.names("machine"), *CALCULATOR_OPTIONS]
+    if unknown := sorted(set(options) - {*known}):
         raise ValueError(
-            f"expected options among {known}; got {', '.join(unknown)}. Depths and other "
-            "settings of a score belong to the estimators"
+            f"expected options among {', '.join(known)}; got {', '.join(unknown)}. Depths and "
+            "other settings of a score belong to the estimators"
         )
     asmi_estimators = [e for e in estimators if isinstance(e, MaskedHeadsEstimator)]
     configs = [estimator.config for estimator in asmi_estimators] or [ASMIConfig()]

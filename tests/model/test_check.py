@@ -442,7 +442,7 @@ def test_compiled_layers_share_their_graphs(name, scope, kernels, monkeypatch):
     graphs, made = torch._dynamo.utils.counters["stats"], []
     for layers in (6, 12):
         torch._dynamo.reset()
-        forwards._compiled_forward.cache_clear()
+        forwards.compiled_forward.cache_clear()
         kinds = {"layer_types": (MIXED_LAYERS * 3)[:layers]} if name == "gemma3-mixed" else {}
         model = tiny_model(name, "sdpa", num_hidden_layers=layers, **kinds)
         model = kernelized(model) if kernels else model
@@ -453,4 +453,4 @@ def test_compiled_layers_share_their_graphs(name, scope, kernels, monkeypatch):
         made.append(graphs["unique_graphs"] - before)
     assert 0 < made[0] == made[1]
     torch._dynamo.reset()
-    forwards._compiled_forward.cache_clear()
+    forwards.compiled_forward.cache_clear()

@@ -73,8 +73,7 @@ def ranked(log_probs: Float[Tensor, "S T V"], size: int) -> Ranked:
     """
     num_blocks = log_probs.shape[-1] // BLOCK
     if num_blocks < 2 * size:
-        values, ids = log_probs.topk(min(size, log_probs.shape[-1]), dim=-1)
-        return values, ids
+        return log_probs.topk(min(size, log_probs.shape[-1]), dim=-1)
     # The `size` blocks with the largest maxima contain the `size` largest values.
     blocks = log_probs[..., : num_blocks * BLOCK].unflatten(-1, (num_blocks, BLOCK))
     chosen = blocks.amax(-1).topk(size, dim=-1, sorted=False).indices[..., None]
@@ -137,8 +136,7 @@ def union_support(
     sizes = union_index[:, -1:] + 1
     valid = torch.arange(union_size, device=log_probs.device) < sizes
 
-    expanded = token_ids.expand(num_masks, -1, -1)
-    probs = log_probs.gather(-1, expanded).double().exp() * valid
+    probs = log_probs.gather(-1, token_ids.expand(num_masks, -1, -1)).double().exp() * valid
     tail = (1 - probs.sum(dim=-1)).clamp_min(0)
 
     # Back in the order before sorting: the index in the union of each kept token.

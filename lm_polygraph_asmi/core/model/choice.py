@@ -72,8 +72,7 @@ def passes_to_try(f: MaskedModel, layer: int, scope: str) -> PassesToTry:
             scope, f.attention, names, cause=None if cause in known else cause
         )
         known.add(cause)
-    chosen: PassesToTry = f.kept[key]
-    return chosen
+    return f.kept[key]
 
 
 def _may_be_right(f: MaskedModel, scope: str) -> tuple[list[str], str | None]:

@@ -44,8 +44,7 @@ def depends_on_place(f: MaskedModel) -> list[str]:
                 f.base(input_ids=ordinary_tokens(f.model), use_cache=False)
         most = MODULE.of(f.model)
         f.kept[key] = [at for at in calls if not _acts_alike(modules[at], *calls[at], most)]
-    paths: list[str] = f.kept[key]
-    return paths
+    return f.kept[key]
 
 
 def _acts_alike(

@@ -3,7 +3,7 @@
 No hook is registered: other threads may call the model meanwhile, and get what they get alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from threading import get_ident
@@ -45,15 +45,7 @@ def _in_thread(owner: int, forward: Forward, real: Forward, *args: Any, **kwargs
     return forward(real, *args, **kwargs) if get_ident() == owner else real(*args, **kwargs)
 
 
-def compiled_layers(layers: Sequence[nn.Module]) -> Iterator[Replacement]:
-    """What lets `torch.compile` run layers."""
-    for layer in layers:
-        if "forward" not in vars(layer):  # neither offloaded nor changed
-            run = partial(_compiled_forward(type(layer).forward), layer)
-            yield layer, lambda _, *args, run=run, **given: run(*args, **given)
-
-
 @cache
-def _compiled_forward(forward: Forward) -> Forward:
+def compiled_forward(forward: Forward) -> Forward:
     """One for all layers of a class: shapes are dynamic, weights are arguments."""
     return torch.compile(forward, dynamic=True)

@@ -3,14 +3,14 @@
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.core.model.forwards import Replacement, compiled_layers
+from lm_polygraph_asmi.core.model.forwards import Replacement, compiled_forward
 from lm_polygraph_asmi.core.model.layers import SHARED, parameters_of
 from lm_polygraph_asmi.core.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.core.model.state import findings
@@ -60,9 +60,12 @@ class MaskedModel:
         """The unembedding, the module that returns the logits."""
         return output_embeddings(self.model, self.structure.lm_head)
 
-    def compiled(self, layers: Sequence[nn.Module]) -> list[Replacement]:
+    def compiled(self, layers: Sequence[nn.Module]) -> Iterator[Replacement]:
         """What lets `torch.compile` run layers, if it is to."""
-        return list(compiled_layers(layers)) if self.compiles else []
+        for layer in layers if self.compiles else ():
+            if "forward" not in vars(layer):  # neither offloaded nor changed
+                run = partial(compiled_forward(type(layer).forward), layer)
+                yield layer, lambda _, *args, run=run, **given: run(*args, **given)
 
     def num_heads(self, layer: int) -> int:
         """H, the number of query heads of a layer (with grouped queries, too).

@@ -65,9 +65,12 @@ def own_logits(f: MaskedModel, **inputs: Any) -> Tensor:
     Adapters, quantised modules and forward methods of others compute more, and keep their own.
     """
     projection: Any = f.lm_head
-    plain = type(projection) is nn.Linear and projection.weight.dtype.itemsize == 2
-    # A forward method that accelerate has set only moves weights, as is done here.
-    plain = plain and ("forward" not in vars(projection) or hasattr(projection, "_hf_hook"))
+    plain = (
+        type(projection) is nn.Linear
+        and projection.weight.dtype.itemsize == 2
+        # A forward method that accelerate has set only moves weights, as is done here.
+        and ("forward" not in vars(projection) or hasattr(projection, "_hf_hook"))
+    )
 
     def forward(_: Forward, states: Tensor) -> Tensor:
         with align_module_device(projection):  # references keep fetched weights alive

@@ -43,7 +43,6 @@ def _switch_attention(model: PreTrainedModel, attention: str, undo: list[Any]) -
         if attention_of(model) != attention:
             raise ValueError(f"it took {attention_of(model)!r}")
     except Exception as error:
-        _restore(previous)
         raise ValueError(
             f"{type(model).__name__} cannot use the attention implementation {attention!r}: set "
             "the option `attention` to null to keep the model's own"
@@ -121,8 +120,7 @@ def _evaluation_mode(model: PreTrainedModel, undo: list[Any]) -> None:
     """Evaluation mode, without compiled calls; `undo` gets what restores each module."""
     modules = list(model.modules())
     for module in modules:  # calls compiled by `module.compile()` ignore later forward methods
-        if module._compiled_call_impl is not None:
-            call = module._compiled_call_impl
+        if (call := module._compiled_call_impl) is not None:
             undo.append(partial(setattr, module, "_compiled_call_impl", call))
             module._compiled_call_impl = None
     if training := [module for module in modules if module.training]:

@@ -74,7 +74,6 @@ def starting_at(
             What the layer hands on gets as many rows.
     """
     target, returns = f.layers[layer], f.structure.returns
-    returns_tensor = returns[layer] == 0  # else a tuple
 
     def share(index: int, received: dict[str, Any]) -> None:
         kept = unmasked.shared[index]
@@ -85,7 +84,7 @@ def starting_at(
         output = real(**received)
         if shared := received.get(SHARED):
             shared.update({kind: each_in_rows(copies, pair) for kind, pair in shared.items()})
-        return output if returns_tensor else (output[0], *each_in_rows(copies, output[1:]))
+        return (output[0], *each_in_rows(copies, output[1:])) if returns[layer] else output
 
     yield target, enter
     for index in range(layer):

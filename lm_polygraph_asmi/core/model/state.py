@@ -39,8 +39,7 @@ class Record:
     seen: Seen | None = None  # the model, when `model_state` was last found
     state: int = 0  # and its `model_state` then
     watched: list[Any] = field(default_factory=list)  # weak references to tensors, see `watch`
-    findings: dict[Hashable, Any] = field(default_factory=dict)  # see the function `findings`
-    found_in: int = 0  # the state in which they are valid; in a session, that of the model
+    findings: dict[Hashable, Any] = field(default_factory=dict)  # about the model in that state
     in_session: bool = False
     own_attention: str | None = None  # in a session: the implementation before it
 
@@ -116,10 +115,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 def findings(model: nn.Module) -> dict[Hashable, Any]:
     """What was found about the model in its present state, by name; empty in a new state."""
-    record, state = record_of(model), model_state(model)
-    if record.found_in != state:
-        record.findings, record.found_in = {}, state
-    return record.findings
+    model_state(model)  # forgets what was found in another state
+    return record_of(model).findings
 
 
 def model_state(model: nn.Module) -> int:
@@ -134,10 +131,11 @@ def model_state(model: nn.Module) -> int:
     """
     record = record_of(model)
     if record.in_session:
-        return record.found_in  # which `scoring_session` has set at its beginning
+        return record.state  # which `scoring_session` has set at its beginning
     now = _look(model, record)
     if not (now.traced and _is_as_seen(record.seen, now)):
-        record.seen, record.state = now._replace(objects=[*map(ref, now.objects)]), next(_COUNT)
+        record.seen = now._replace(objects=[*map(ref, now.objects)])
+        record.state, record.findings = next(_COUNT), {}
     return record.state
 
 

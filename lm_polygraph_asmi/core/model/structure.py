@@ -31,12 +31,13 @@ from lm_polygraph_asmi.core.model.session import scoring_session
 from lm_polygraph_asmi.core.model.state import findings, watch
 
 PROJECTIONS = (
-    "self_attn.o_proj", "attention.output.dense", "self_attn.out_proj", "attn.c_proj",
-    "attn.out_proj", "self_attn.dense", "self_attention.dense", "attention.dense",
-    "multi_head_attention.dense", "attn.attention.out_proj", "attn.Wo", "temporal_block.o_proj",
-    "mixer.o_proj",
+    ".self_attn.o_proj", ".attention.output.dense", ".self_attn.out_proj", ".attn.c_proj",
+    ".attn.out_proj", ".self_attn.dense", ".self_attention.dense", ".attention.dense",
+    ".multi_head_attention.dense", ".attn.attention.out_proj", ".attn.Wo",
+    ".temporal_block.o_proj", ".mixer.o_proj",
 )  # fmt: skip
-"""Ends of the path, inside a layer, of the projection of the concatenated head outputs."""
+"""Ends of the path, inside a layer, of the projection of the concatenated head outputs; each after
+a dot, so that it is whole names."""
 OTHER_SENSES = ("vision", "image", "audio")
 """Parts of paths of layers that do not read text."""
 NO_HEADS = ("linear_attention",)
@@ -114,16 +115,13 @@ def structure_of(model: PreTrainedModel, named: str | None = None) -> Structure:
     `named`: paths of modules, as the setting `structure` of `ASMIConfig` has them. Raises
     TypeError: the heads of this model cannot be masked; the message gives the reason.
     """
-    found: Structure | None = findings(model).get(("structure", named))
-    if found is None:
-        found = _find_structure(model, module_paths(named))
-        remember_structure(model, found, named)
-    return found
+    known: Structure | None = findings(model).get(("structure", named))
+    return known or remember_structure(model, _find_structure(model, module_paths(named)), named)
 
 
 def remember_structure(
     model: PreTrainedModel, structure: Structure, named: str | None = None
-) -> None:
+) -> Structure:
     """Let `structure_of` return it; from now on, writes to the projections of heads are noticed."""
     found = findings(model)
     found["structure", named] = structure
@@ -133,6 +131,7 @@ def remember_structure(
             layers = list(model.get_submodule(each.layers).children())
             projections += [layers[at].get_submodule(path) for at, path in each.projections.items()]
     watch(model, projections)
+    return structure
 
 
 def context_window(config: PretrainedConfig) -> int | None:
@@ -233,7 +232,7 @@ def _projections(
     for index, layer in enumerate(layers):
         paths = [at for at, _ in layer.named_modules() if at == named]
         if named is None and kinds[index] not in NO_HEADS:
-            paths = [at for at, _ in layer.named_modules() if f".{at}".endswith(_ENDS)]
+            paths = [at for at, _ in layer.named_modules() if f".{at}".endswith(PROJECTIONS)]
         if len(paths) > 1:
             raise TypeError(
                 f"{type(model).__name__}: layer {index} has {len(paths)} projections of heads "
@@ -243,20 +242,16 @@ def _projections(
             found = True
             yield index, at
     if not found:
-        listed = named or " or ".join(PROJECTIONS[:3])
+        listed = named or " or ".join(path[1:] for path in PROJECTIONS[:3])
         raise TypeError(
             f"{type(model).__name__} has no attention heads that ASMI could mask: no layer at "
             f"{path!r} has a module {listed}{NAME_THEM}"
         )
 
 
-_ENDS = tuple(f".{path}" for path in PROJECTIONS)
-
-
 def _heads(model: PreTrainedModel, layer: nn.Module, index: int, path: str) -> int:
     """H of a layer, of its configuration."""
-    config = model.config.get_text_config(decoder=True)
-    number: Any = getattr(config, "num_attention_heads", None)
+    number: Any = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", None)
     number = number[index] if isinstance(number, list | tuple) else number
     width = _width(layer, path, number)
     if not isinstance(number, int) or number < 1 or width % number:
@@ -286,8 +281,7 @@ def ordinary_tokens(model: PreTrainedModel) -> Tensor:
     for name, value in [*model.config.to_dict().items(), *text.to_dict().items()]:
         if name.endswith(("token_id", "token_index", "token_ids")):
             special |= set(value if isinstance(value, list) else [value])
-    vocabulary = text.vocab_size
-    ordinary = [token for token in range(min(vocabulary, 200)) if token not in special]
+    ordinary = [token for token in range(min(text.vocab_size, 200)) if token not in special]
     tokens = torch.tensor([[ordinary[(7 * i + 3) % len(ordinary)] for i in range(TOKENS)]])
     return tokens.to(execution_device(model.get_input_embeddings()))
 
@@ -350,9 +344,8 @@ def _short_passes(
             f"{logits.shape[-1]} logits of a token, got {numbers}"
         )
     _check_causal(model, logits, changed, again)
-    outputs = [calls[at][0][1] for at in inner]
-    returns = tuple(len(out) if isinstance(out, tuple | list) else 0 for out in outputs)
-    return base, returns
+    outputs = (calls[at][0][1] for at in inner)
+    return base, tuple(len(out) if isinstance(out, tuple | list) else 0 for out in outputs)
 
 
 def _check_named_projection(model: PreTrainedModel, path: str, index: int, named: str) -> None:

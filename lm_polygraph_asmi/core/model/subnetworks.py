@@ -37,10 +37,6 @@ class Subnetworks:
     counts: Float[Tensor, " distinct"]  # how often each was drawn; sums to S
     index: Int[Tensor, " S"]  # for each of the S drawn masks, its row
 
-    def drawn_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """`counts` and `index` on a device."""
-        return self.counts.to(device), self.index.to(device)
-
 
 def _masks_per_pass(
     f: MaskedModel, unmasked: UnmaskedPass, total: int, budget: int, run: MaskedPass
@@ -119,10 +115,9 @@ def _masked_states(
         except Exception as error:  # models raise different errors
             if name == FULL:
                 raise
-            differs = isinstance(error, Differs)
-            reason = str(error) if differs else f"it raised {type(error).__name__}: {error}"
+            raised = "" if isinstance(error, Differs) else f"it raised {type(error).__name__}: "
             choice.drop_first()
-            cause = f"{name!r} failed the self-check (scope {unmasked.scope}): {reason}"
+            cause = f"{name!r} failed the self-check (scope {unmasked.scope}): {raised}{error}"
             warn_slower(f, unmasked, layer, len(masks), cause, name)
         else:
             choice.used = True

@@ -5,5 +5,3 @@ from lm_polygraph_asmi.heads.items.probe import causal_probe
 
 REPORT_ITEMS = (head_coupling, causal_probe)
 """Items on heads, in the order of the report."""
-
-__all__ = ["REPORT_ITEMS"]

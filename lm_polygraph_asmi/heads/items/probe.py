@@ -47,10 +47,14 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
         for run, probe in probed(group):
             curves = {name: rates(run, probe, name) for name in ROWS}
             for name, curve in curves.items():
-                tokens = len(probe.groups[ROWS[name][0]])
-                row = {"setting": group.label, "tokens and heads": name, "tokens": tokens}
-                by_k = zip(probe.k, curve, strict=True)
-                rows.append(row | {f"k = {k}": rate for k, rate in by_k})
+                rows.append(
+                    {
+                        "setting": group.label,
+                        "tokens and heads": name,
+                        "tokens": len(probe.groups[ROWS[name][0]]),
+                    }
+                    | {f"k = {k}": rate for k, rate in zip(probe.k, curve, strict=True)}
+                )
             panels[group.label] = probe.k, curves
         return rows, panels
 

@@ -122,8 +122,7 @@ def residual_auroc(signal: ArrayLike, controls: ArrayLike, answers: Labelled) ->
     values, table = answers.columns(signal=signal, controls=control_table(controls))
     if np.ptp(values) == 0:
         raise ValueError("the signal is the same for all answers: there is nothing to test")
-    left = answers.once(residual, values, table, answers.folds())
-    return auroc_interval(left, answers)
+    return auroc_interval(answers.once(residual, values, table, answers.folds()), answers)
 
 
 def distinct_signal(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -> DistinctSignal:

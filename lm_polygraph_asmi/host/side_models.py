@@ -45,9 +45,8 @@ def use_single_separator(tokenizer: Any) -> bool:
     from tokenizers.processors import TemplateProcessing
     from transformers import DebertaTokenizer
 
-    if not isinstance(tokenizer, DebertaTokenizer):
-        return False
-    if tokenizer.num_special_tokens_to_add(pair=True) == 3:
+    of_deberta = isinstance(tokenizer, DebertaTokenizer)
+    if not of_deberta or tokenizer.num_special_tokens_to_add(pair=True) == 3:
         return False
     cls, sep = tokenizer.cls_token, tokenizer.sep_token
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(

@@ -44,5 +44,4 @@ def every_report_item() -> list[Make]:
     Each returns items, or `MissingItem` with the reason why data are missing.
     """
     # Imported here to avoid a cycle, since the module imports this package.
-    heads = import_module("lm_polygraph_asmi.heads.items").REPORT_ITEMS
-    return [*PAGE, *MAIN, *heads, *LAST]
+    return [*PAGE, *MAIN, *import_module("lm_polygraph_asmi.heads.items").REPORT_ITEMS, *LAST]

@@ -75,7 +75,8 @@ class RiskThreshold:
     @property
     def promise(self) -> str:
         """The guarantee in words. The confidence is over samples of labelled answers."""
-        clusters = f", if no cluster has more than {self.largest} answers" * (self.largest > 1)
+        most = f", if no cluster has more than {self.largest} answers"
+        clusters = most if self.largest > 1 else ""
         return (
             f"with {100 * self.confidence:g}% confidence, at most {100 * self.risk:g}% of accepted "
             f"answers are wrong{clusters}"

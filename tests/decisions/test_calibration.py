@@ -48,9 +48,10 @@ NO_CALIBRATION = ("{", "[]", "3", "null", "{}", HEAD + "}", HEAD + ', "signals":
 
 def test_what_is_no_calibration_is_refused_before_a_model_is_loaded(calibration, tmp_path):
     path, run = tmp_path / "c.json", runs.save(tmp_path / "run")
-    for text in (*NO_CALIBRATION, '{"format": 4}'):
+    old = ('{"format": 4}', f"expected format {FORMAT}, got 4")
+    for text, words in (old, *((text, "c.json") for text in NO_CALIBRATION)):
         path.write_text(text)
-        with pytest.raises(ValueError, match="got 4" if "4" in text else "c.json"):
+        with pytest.raises(ValueError, match=words):
             Decider("no such model", path)
     for call, error, words in (
         (partial(Calibration.load, run), ValueError, "`polygraph_asmi calibrate ROWS"),

@@ -57,8 +57,9 @@ def test_as_a_person_does_it(tmp_path, monkeypatch):
     tiny_lm.save(tmp_path / "model")
     write(tmp_path / "in.jsonl", questions())
     files = ("--out", tmp_path / "answers.jsonl", "--sheet", tmp_path / "s.csv")
-    done("score", tmp_path / "in.jsonl", "--model", tmp_path / "model", *files,
-         "--surest-first", "msp", "--num-masks", 4, "--mask-rate", 0.3)  # fmt: skip
+    said = done("score", tmp_path / "in.jsonl", "--model", tmp_path / "model", *files,
+                "--surest-first", "msp", "--num-masks", 4, "--mask-rate", 0.3)  # fmt: skip
+    assert f"rows: {N}, at most one a cluster" in said
     monkeypatch.setattr(Scorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
     rows, scores = sheet_of(tmp_path / "s.csv"), list(read_table(tmp_path / "answers.jsonl"))
     values = {key_of(row.content): row.content["signals"]["msp"] for row in scores}

@@ -369,6 +369,8 @@ def test_what_two_runs_are_compared_by(tmp_path, made, settings, about, compared
         if isinstance(item, ReportItem)
     }
     assert {kind: rows for kind, rows in found.items() if rows} == compared
+    reason = getattr(items["passage"][0], "reason", "")
+    assert reason.startswith("no question is in both") == (about.get("rows") is OTHER_ROWS)
 
 
 def without(part, keep):
@@ -512,6 +514,8 @@ def test_figures_of_many_settings_fit_a_page():
     for panels in ({f"model, set {i}": rows for i in range(16)}, {"a": own["m, d0"]}, own):
         figure = figures.forest(panels, "PRR")
         assert (figure.get_size_inches() <= figures.PAGE).all()
+        explained = figure.get_supxlabel().replace("\n", " ")
+        assert "filled: the interval excludes 0; open: it includes it" in explained
         figure.draw_without_rendering()
         axes = [ax for ax in figure.axes if ax.axison]
         assert len({ax.get_xlim() for ax in axes}) == 1

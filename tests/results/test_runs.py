@@ -79,8 +79,9 @@ def test_a_saved_tensor_is_read_as_well(tmp_path):
     [
         # The best first; the oracle's order is at +1.
         (QUALITY, [
-            "PRR over 4 answers", f"{ASMI} │ +1.00", "(Rouge_rougeL at least 0.5): 50%",
-            "do not compare with AlignScore", "mean 0.2800 nats, median 0.2000", ": 1 of 4.",
+            "PRR over 4 answers", f"{ASMI} │ +1.00", "do not compare with AlignScore",
+            "Right answers (Rouge_rougeL at least 0.5): 50%", "be right: 1 of 4.",
+            "MI_t per token, mean 0.2800 nats, median 0.2000", "Empty answers, which cannot",
             "layer 18 of 30, H = 9, p = 0.09, S = 56, K = 64",
         ]),
         ([1.0, np.nan, 1.0, 0.4], ["PRR over 3 answers", "1 answers without a", "over: 3."]),
@@ -105,7 +106,7 @@ def test_table_in_the_terminal(tmp_path, quality, said):
 def test_a_run_that_stopped_early(tmp_path, changed):
     """LM-Polygraph saves what it has when it dies."""
     code, text = show(save(tmp_path, **changed))
-    assert (code, "is incomplete" in text) == (1, True)
+    assert (code, "is incomplete" in text, "Start it again" in text) == (1, True, True)
 
 
 def test_as_csv(tmp_path):
@@ -160,13 +161,14 @@ def test_damage_is_seen(tmp_path):
     """A flipped bit anywhere: an error or no effect; never another number."""
     whole, content = load_run(file := save(tmp_path)), file.read_bytes()
     tables = whole.scores.join(whole.quality)
-    refused, places = 0, range(0, len(content), 29)
+    refused, places = list[str](), range(0, len(content), 29)
     for place in places:
         file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         try:
             run = load_run(file)
-        except ValueError:
-            refused += 1
+        except ValueError as error:
+            refused.append(str(error))
         else:
             pd.testing.assert_frame_equal(run.scores.join(run.quality), tables)
-    assert refused > len(places) / 3
+    assert len(refused) > len(places) / 3
+    assert all(f"{file} is not a run saved by LM-Polygraph" in text for text in refused)

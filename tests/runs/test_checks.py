@@ -31,7 +31,7 @@ OURS = "cannot build lm_polygraph_asmi.estimators.asmi, lm_polygraph_asmi.estima
          [f"{OURS}unknown setting detph (did you mean depth?)"]),
         ("asmi_coqa", ["estimators=asmi_only", "asmi.depth=1.5"], [f"{OURS}depth must lie in"]),
         ("asmi_coqa", ["model=asmi_local", "+data.more={a: ???}"],
-         ["data.more.a is missing", "model.path is missing"]),
+         ["data.more.a is missing: add data.more.a=", "model.path is missing"]),
         ("asmi_stability", [], ["answers is missing"]),  # of which others are made
         ("asmi_coqa", ["generation_params.stop_strings=['']"], ["stop must not contain an empty"]),
     ],

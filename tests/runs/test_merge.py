@@ -219,7 +219,10 @@ def cut_off(file):
     ("change", "message"),
     [
         (cut_off, "{2} is not a run saved"),
-        (first_three, "shards of [5, 6, 3, 6] rows are not from the same data"),
+        (
+            first_three,
+            "shards of [5, 6, 3, 6] rows are not from the same data: run all shards again",
+        ),
         (of_content(lambda c: c["stats"]["input_texts"].pop()), "{2} is incomplete: "),
         (of_content(pop("gen_metrics", "Accuracy")), "different quality metrics: "),
         (of_content(pop("estimations", "ASMI")), "different estimators: "),

@@ -46,6 +46,7 @@ def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # 
     arguments = [source, "--out", out, "--html", page, "--depth", "0.9"]
     done = command(*arguments)
     assert (done.exit_code, "3 scored, 2 failed, 1 with warnings" in done.stdout) == (1, True)
+    assert f"Results: {out}\n" in done.stdout
     assert all(text in done.stderr for text in ("row 4 (long): expected a prompt", "row 5: not"))
     expected = score(model, PROMPT, " Brask", tokenizer=tokenizer, depth=0.9)
     assert contents(out)[0]["score"] == pytest.approx(float(expected), rel=1e-5)
@@ -55,6 +56,7 @@ def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # 
     monkeypatch.setattr(sys.modules["lm_polygraph_asmi.commands.score"], "MINUTE", 0)
     done = command(*arguments, "--sheet", sheet)
     assert (done.exit_code, calls, "2 rows\n" in done.stderr) == (0, ["Who?", "When?"], True)
+    assert f"Sheet: {sheet}, rows: 5\n" in done.stdout
     assert [row.content["key"] for row in read_table(sheet)] == list(map(key_of, contents(out)))
     assert "no row left to score" in command(*arguments).stdout
 

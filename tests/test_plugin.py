@@ -232,14 +232,18 @@ def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
 @pytest.mark.parametrize(
     ("name", "own", "word"),
     [
-        ("mine_eval", {"asmi": {"scope": "response"}}, "a node asmi"),
-        ("mine_eval", {"estimators": [{"name": f"{PREFIX}asmi"}]}, "ASMI already"),
-        ("asmi_coqa", {}, "ASMI already"),
+        ("mine_eval", {"asmi": {"scope": "response"}}, r"a node asmi, .* as in asmi\.depth=0\.9"),
+        (
+            "mine_eval",
+            {"estimators": [{"name": f"{PREFIX}asmi"}]},
+            "ASMI already: leave out add=asmi",
+        ),
+        ("asmi_coqa", {}, "ASMI already: leave out add=asmi"),
     ],
 )
 def test_asmi_is_not_added_twice(users_config, name, own, word):
     _, configs, *_ = users_config(USERS_CONFIG | own)
-    with pytest.raises(SystemExit, match=f"^the config {name} has {word}"):
+    with pytest.raises(SystemExit, match=f"^the config {name} has {word}$"):
         list(compose_run(name, None if "coqa" in name else configs, ["+add=asmi"]).estimators)
 
 

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import TypeCheckError
 
 from lm_polygraph_asmi.analysis.clusters import Medians
+from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC
+from lm_polygraph_asmi.analysis.prr import Rejection
 from lm_polygraph_asmi.core.maths.information import mask_weights
 from lm_polygraph_asmi.core.model import Subnetworks, rounding
 from lm_polygraph_asmi.core.scores import discount
@@ -28,6 +30,8 @@ ROW, MATRIX = torch.ones(2), torch.ones(2, 2)
         lambda: discount("sem"),
         lambda: Generation(None, None).greedy(MATRIX.long(), 3),
         lambda: Medians(np.ones(3))(np.ones(3, dtype=int)),
+        lambda: BootstrapAUROC(np.ones(3), np.ones(3)),
+        lambda: Rejection([1.0, 2.0], np.ones(2)).area(np.eye(2), np.ones(2)),
     ],
 )
 def test_another_shape_or_type_is_told(call):

@@ -135,12 +135,14 @@ def test_what_is_printed(calibration):
     decided = replace(limited(calibration, 0.25), left_out="2 empty", guarantee=rule)
     strict = replace(rule, threshold=None, risk=0.1, base_rate=0.28, clusters=50)
     for one, *expected in (
-        (decided, "80% .* 40% of .* 2 answers", rf"{N} .* 49 clusters, {calibration.errors} .* 2 e",
-         "50% of such .* 0.25 nats.* 10% are wrong", "fewer than 50"),
-        (replace(decided, guarantee=strict), "none", "50 clusters", "nothing.* at least 20%"),
+        (decided, "Guarantee: .*80% .* 40% of .* 2 answers",
+         rf"Labels: {N} .* 49 clusters, {calibration.errors} .* 2 e",
+         "Accepts: 50% of such .* 0.25 nats.* 10% are wrong", "Warning: fewer than 50"),
+        (replace(decided, guarantee=strict), "Guarantee: none", "Labels: .* 50 clusters",
+         "Accepts: nothing.* at least 20%"),
     ):  # fmt: skip
         for line, words in zip(one.promise(), expected, strict=True):
-            assert re.search(words, line), line
+            assert re.match(words, line), line
     for name, ranks in decided.signals.items():
         assert re.search(rf"^{name} +PRR -?{ranks.prr.value:.2f} \[.*AUROC", str(decided), re.M)
 

@@ -61,12 +61,17 @@ def test_from_scores_to_the_monitor(folder, calibrated, tmp_path):
     accepted = table["accept"] == "True"
     table["correct"] = accepted.map({True: "WAHR", False: ""})
     for rows, codes, words in (
-        (table.iloc[::-1].assign(prompt="?"), {1}, "a question of the calibration"),
+        (
+            table.iloc[::-1].assign(prompt="?"),
+            {1},
+            'row 1: "prompt": a question of the calibration',
+        ),
         (table[1:5], {0, 4}, f"0 of {sum(accepted[1:5])} accepted answers are wrong"),
     ):
         rows.to_csv(sheet, index=False, sep=";", encoding="utf-8-sig")
         code, said = run("monitor", calibrated, out, "--labels", sheet)
         assert (code in codes, words in said) == (True, True), said
+    assert f"Left out {sum(accepted) - sum(accepted[1:5])} accepted answers without" in said
 
 
 def test_labels_of_a_sheet_take_the_place_of_those_of_the_rows(folder, calibrated, tmp_path):

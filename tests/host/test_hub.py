@@ -126,6 +126,6 @@ def test_what_cannot_be_had(hub, repository, word, tmp_path):
 
 def test_without_a_connection_nothing_is_asked(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE" in Repository(OWN).problem()
+    assert "HF_HUB_OFFLINE blocks the hub; where there is a con" in Repository(OWN).problem()
     assert "(in a run, it is model=asmi_smollm2);" in Repository("smollm2").problem()
     assert hub.requests == []

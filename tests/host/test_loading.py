@@ -114,13 +114,14 @@ def test_bfloat16_of_files_under_a_cap(in_bfloat16, variable, chosen):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.split() == [f"torch.{chosen}", "torch.bfloat16"]
+    assert done.stderr.count("is loaded in float32") == (chosen == "float32")
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "word"),
     [
         ("{}/none", {}, "neither a local folder nor a valid hub ID"),
-        ("some/none", {}, "HF_HUB_OFFLINE .*; name a local folder"),
+        ("some/none", {}, "HF_HUB_OFFLINE blocks the hub; where .*; name a local folder"),
         ("smolm2", {}, r"\(did you mean smollm2\?\)"),
         ("{}", {"dtype": "float99"}, "dtype .*'float99'"),
         ("{}", {"dtype": "nn"}, "dtype .*'nn'"),

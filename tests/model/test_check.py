@@ -318,6 +318,12 @@ def test_the_work_that_is_told_is_what_layers_compute(scope):
                 assert sum(seen) == work, name
 
 
+def test_noise_that_sets_in_with_the_length_of_a_text_is_told():
+    late = hooked(lambda x: x * (1 + torch.rand(()) * (x.shape[1] > 13)))
+    with pytest.raises(RuntimeError, match="final states do not give the model's distributions"):
+        score(late, 24)
+
+
 @pytest.mark.parametrize("attention", [LlamaAttention, Unmasked])
 def test_angles_that_switch_between_prompt_and_response(attention):
     """Also where no pass is packed, and the first text, which is checked, is too short."""

@@ -28,6 +28,7 @@ def test_every_way_is_compared_with_full_passes(folder):
     assert found.exit_code == 0, found.output
     assert row[:4] == ["LlamaForCausalLM", "by name", "suffix", "packed"]
     assert "float32 on cpu; eager, sdpa; layers 2, 3; differs by" in row[4]
+    assert "torch 2." in row[4]
     counted = {name: table.count(name) for name in ("eager", "sdpa", "not on this machine")}
     assert counted == {"eager": 4, "sdpa": 4, "not on this machine": 1}
 

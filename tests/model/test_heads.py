@@ -1,13 +1,14 @@
 """Heads are found by name, or the model is refused with a reason."""
 
 from functools import partial
+from itertools import count
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from lm_polygraph_asmi import ASMIConfig
+from lm_polygraph_asmi import ASMIConfig, score
 from lm_polygraph_asmi.config import module_paths, target_layer
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.model import plain_model, structure, structure_of
@@ -26,7 +27,7 @@ from tests.families import (
     tiny_class,
     tiny_model,
 )
-from tests.tiny_lm import whitebox
+from tests.tiny_lm import tokenizer, whitebox
 
 
 def test_target_layer():
@@ -45,6 +46,16 @@ def test_hybrids_mask_the_nearest_layer_with_heads():
         assert masked_layer(settings) == said
     with pytest.raises(ValueError, match=r"layer 4 .*3, 7"):
         subnetwork_log_probs(model, sequence(9), 4, 4, masks())
+
+
+def test_a_hybrid_is_scored_from_generation_to_embeddings():
+    words = tokenizer()
+    how = {"scope": "response", "num_masks": 5, "mask_rate": 0.4, "max_new_tokens": 4,
+           "tokenizer": words, "method": "adapt", "num_samples": 3}  # fmt: skip
+    model = tiny_class("Qwen3_5ForCausalLM", vocab_size=len(words))
+    found, again = (score(model, "Who built it?", **how) for _ in range(2))
+    assert 0 < found.score == again.score < 2
+    assert (found.settings["layer"], found.settings["requested_layer"]) == (1, 2)
 
 
 class Mine(LlamaForCausalLM):
@@ -69,6 +80,8 @@ def heads_changed(model: nn.Module) -> None:
     projection.register_forward_pre_hook(lambda _, args: (args[0].flip(-1),))
 
 
+DRIFT = count(1, 0.01)
+"""A factor that grows with each call."""
 compiled = partial(torch.compile, backend="eager")
 PRECISIONS = r"float.* and .*float32.*one precision"
 
@@ -84,6 +97,10 @@ PRECISIONS = r"float.* and .*float32.*one precision"
         # Its projection is used twice in a layer.
         ("ProphetNetForCausalLM", "twice"),
         *((partial(noisy, size=size), "deterministic") for size in (0.02, 1)),
+        (
+            lambda m: m.lm_head.register_forward_hook(lambda *call: call[-1] * next(DRIFT)),
+            "deterministic",
+        ),
         (see_all, "causal"),
         (lambda m: setattr(m.model.layers, "3", m.model.layers[1]), "run once"),
         (lambda m: [layer.self_attn.half() for layer in m.model.layers], PRECISIONS),

@@ -51,7 +51,8 @@ def beside(groups: list[RunGroup], *makes) -> pd.DataFrame:
 def row_of(table: pd.DataFrame, method: str) -> pd.Series:
     """The row of a method's PRR in the table of all methods."""
     of_method = table["of the paper"].str.startswith("tab:main") & (table["method"] == method)
-    return table[of_method & (table["depth"] != "80%")].iloc[0]
+    ((_, row),) = table[of_method & (table["depth"] != "80%")].iterrows()
+    return row
 
 
 def test_numbers_stand_beside_those_of_the_paper(babi, prr):

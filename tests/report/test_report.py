@@ -514,8 +514,8 @@ def test_figures_of_many_settings_fit_a_page():
     for panels in ({f"model, set {i}": rows for i in range(16)}, {"a": own["m, d0"]}, own):
         figure = figures.forest(panels, "PRR")
         assert (figure.get_size_inches() <= figures.PAGE).all()
-        explained = figure.get_supxlabel().replace("\n", " ")
-        assert "filled: the interval excludes 0; open: it includes it" in explained
+        marks = "filled: the interval excludes 0; open: it includes it"
+        assert marks in figure.get_supxlabel().replace("\n", " ")
         figure.draw_without_rendering()
         axes = [ax for ax in figure.axes if ax.axison]
         assert len({ax.get_xlim() for ax in axes}) == 1

@@ -29,7 +29,8 @@ OURS = "cannot build lm_polygraph_asmi.estimators.asmi, lm_polygraph_asmi.estima
     [
         ("asmi_coqa", ["estimators=asmi_only", "+asmi.detph=0.7"],
          [f"{OURS}unknown setting detph (did you mean depth?)"]),
-        ("asmi_coqa", ["estimators=asmi_only", "asmi.depth=1.5"], [f"{OURS}depth must lie in"]),
+        ("asmi_coqa", ["estimators=asmi_only", "asmi.depth=1.5"],
+         [f"{OURS}depth must lie in (0, 1), got 1.5: "]),
         ("asmi_coqa", ["model=asmi_local", "+data.more={a: ???}"],
          ["data.more.a is missing: add data.more.a=", "model.path is missing"]),
         ("asmi_stability", [], ["answers is missing"]),  # of which others are made

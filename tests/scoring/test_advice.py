@@ -186,10 +186,12 @@ def test_a_score_carries_them(model, tokenizer):
         (chat, None, [*of_template, "cut off"]),
         ("3 + 5 =", " 8", []),
         ("3 + 5 =", "8", ["gives other tokens"]),
+        ("Where do the blue ki", "tes start?", ["would merge the end of the prompt"]),
     ):
         found = scorer.score(prompt, given)
         assert all(word in said for word, said in zip(expected, found.warnings, strict=True))
         assert set(found.warnings) <= set(found.explanation)
+        assert given is None or scorer.read(prompt, given).warnings == found.warnings
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def full_disk(patch, room, opened=Path.open):
 
 def stopped(draw, scorer, source, out):
     """A call that is killed, or finds a full disk at some moment; what it says of the disk."""
-    last, how = draw.randint(1, 4), draw.choice(["killed", "full", "full at the end"])
-    seen = Mock(side_effect=[None] * last + [KeyboardInterrupt]) if how == "killed" else None
+    passed, how = draw.randint(0, 3), draw.choice(["killed", "full", "full at the end"])
+    seen = Mock(side_effect=[None] * passed + [KeyboardInterrupt]) if how == "killed" else None
     with pytest.MonkeyPatch.context() as patch:
         if how == "full":
             full_disk(patch, draw.choice([0, 9, draw.randint(1, 15_000)]))
@@ -176,7 +176,8 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tmp_path, suffix):
         *((scorer, [row | fields if row is rows[at - 1] else row for row in rows], out.name,
            f"row {at} has another") for at, fields in changes),
         (scorer, [ROWS[0] | {"score": 7, "row": 1, "tokens": "x"}], out.name, "row', 'score', 't"),
-        *((scorer, rows, f"new{end}", "--sheet") for end in (".csv", ".txt", ".json", "", ".xlsx")),
+        *((scorer, rows, name, "--sheet")
+          for name in ("new.csv", "new.tsv", "new.txt", "new.json", "new", "new.xlsx")),
     ]  # fmt: skip
     for another, given, name, word in refused:
         with pytest.raises(ValueError, match=word):

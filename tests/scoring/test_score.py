@@ -264,28 +264,44 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("settings", CALLS.values(), ids=CALLS)
-def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(model, tokenizer, settings):
-    in_training = whitebox().model.train()
-    in_training.model.layers[0].eval()  # flags of single modules, too
-    in_training.gradient_checkpointing_enable()
-    in_training.model.embed_tokens.weight.requires_grad_(False)
-    in_training.generation_config.temperature = 0.7
+every_call = pytest.mark.parametrize("settings", CALLS.values(), ids=CALLS)
+
+
+@pytest.fixture
+def in_training():
+    """With changes that a call could undo, or leave undone."""
+    model = whitebox().model.train()
+    model.model.layers[0].eval()  # flags of single modules, too
+    model.gradient_checkpointing_enable()
+    model.model.embed_tokens.weight.requires_grad_(False)
+    model.generation_config.temperature = 0.7
+    return model
+
+
+@every_call
+def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(
+    in_training, model, tokenizer, settings
+):
     before = found_in(in_training)
     found = score(in_training, PROMPT, tokenizer=tokenizer, **settings)
     assert found_in(in_training) == before
     assert numbers(found) == numbers(score(model, PROMPT, tokenizer=tokenizer, **settings))
+    ids = torch.tensor([[1, 5, 6]])
+    in_training(ids, labels=ids).loss.backward()
 
 
+@every_call
 @pytest.mark.parametrize("passes", [0, 3])
-def test_a_model_is_left_as_found_by_a_call_that_is_stopped(model, tokenizer, passes):
+def test_a_model_is_left_as_found_by_a_call_that_is_stopped(
+    in_training, tokenizer, settings, passes
+):
     """At once, amid generation or a masked pass."""
     stop = Mock(side_effect=[*[None] * passes, KeyboardInterrupt])
-    with model.model.layers[-1].mlp.register_forward_hook(stop):
-        before = found_in(model)
+    with in_training.model.layers[-1].mlp.register_forward_hook(stop):
+        before = found_in(in_training)
         with pytest.raises(KeyboardInterrupt):
-            score(model, PROMPT, tokenizer=tokenizer, **CALLS["samples"])
-        assert found_in(model) == before
+            score(in_training, PROMPT, tokenizer=tokenizer, **settings)
+        assert found_in(in_training) == before
 
 
 def test_calls_of_other_threads_are_right_at_every_moment(monkeypatch, tokenizer):

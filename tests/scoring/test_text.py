@@ -12,7 +12,7 @@ from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.stopping import decode
 from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens, spans
 from tests import tiny_lm
-from tests.scoring.conftest import MESSAGES, PROMPT, templated
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
 from tests.scripted import space_tokenizer
 
 pytestmark = pytest.mark.usefixtures("unseen")
@@ -100,6 +100,9 @@ def test_chat(model, chat):
     assert (found.scored_text, found.tokens, found.warnings) == (" Brask</s>", last.tokens, ())
     assert (last.answer, last.prompt) == (" Brask", MESSAGES)
     assert ["last message" in said for said in last.warnings] == [True]
+    as_text, written = templated(chat, CHAT), f"<s>user: {PROMPT}</s><s>assistant:"
+    as_text._tokenizer.post_processor = None  # the text has its BOS
+    assert found.tokens == score(model, written, " Brask", tokenizer=as_text).tokens
 
 
 @pytest.mark.parametrize(

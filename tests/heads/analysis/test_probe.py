@@ -10,16 +10,16 @@ from lm_polygraph_asmi.heads.analysis import flip_rates, probe
 from tests.analysis.simulation import keys
 
 
-@pytest.mark.parametrize("count", [2, 4, 40, probe.COUNT])
-def test_extremes_are_the_ends_of_the_order(count):
+@pytest.mark.parametrize("asked", [(2,), (4,), (40,), (probe.COUNT,), ()])
+def test_extremes_are_the_ends_of_the_order(asked):
     """Of equal ones the first are taken; with too few tokens, each group is half of them."""
     mi = pd.Series(np.random.default_rng(1).integers(0, 6, 21) / 10)
     mi[[3, 11]] = np.nan
     known = [at for at in mi.index if not np.isnan(mi[at])]
-    most = min(count, len(known) // 2)
+    most = min([*asked, len(known) // 2])
     high = sorted(known, key=lambda at: -mi[at])[:most]
     low = sorted(set(known) - set(high), key=lambda at: (mi[at], at))[:most]
-    assert [list(part) for part in probe.extremes(mi, count)] == [high, low]
+    assert [list(part) for part in probe.extremes(mi, *asked)] == [high, low]
 
 
 def test_the_numbers_are_the_papers():

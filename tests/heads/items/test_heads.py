@@ -157,6 +157,7 @@ def test_every_row_of_the_probe_counts_its_own_flips(group):
         assert (row["tokens"], "†" in name) == (N, rule == "random")
         seen.append(tuple(found))
     assert len(set(seen)) == 4  # else the test could not fail
+    assert "by construction" in item.notes[0]
     # Token 5 is not the answer's, and rounding changes the first one.
     assert "For 2 of the tokens, the unmasked model's" in item.notes[2]
     assert "For 1, the passes without an ablation" in item.notes[2]

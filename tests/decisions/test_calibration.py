@@ -48,8 +48,10 @@ NO_CALIBRATION = ("{", "[]", "3", "null", "{}", HEAD + "}", HEAD + ', "signals":
 
 def test_what_is_no_calibration_is_refused_before_a_model_is_loaded(calibration, tmp_path):
     path, run = tmp_path / "c.json", runs.save(tmp_path / "run")
-    old = ('{"format": 4}', f"expected format {FORMAT}, got 4")
-    for text, words in (old, *((text, "c.json") for text in NO_CALIBRATION)):
+    for text, words in (
+        ('{"format": 4}', f"expected format {FORMAT}, got 4"),
+        *((text, "c.json") for text in NO_CALIBRATION),
+    ):
         path.write_text(text)
         with pytest.raises(ValueError, match=words):
             Decider("no such model", path)
@@ -181,19 +183,19 @@ def test_every_setting_that_changes_a_score_is_compared(calibration):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "signals"),
+    ("name", "value", "refused_by"),
     [
-        ("num_masks", None, "none"), ("mask_rate", None, "none"), ("max_new_tokens", 5, "adapt"),
-        ("scope", "response", "sem adapt"), ("method", "asmi", "sem adapt"),
-        *((name, value, "perplexity sem adapt")
+        ("num_masks", None, ()), ("mask_rate", None, ()), ("max_new_tokens", 5, ("adapt",)),
+        ("scope", "response", ("sem", "adapt")), ("method", "asmi", ("sem", "adapt")),
+        *((name, value, ("perplexity", "sem", "adapt"))
           for name, value in (("stop", None), ("stop", "x"), ("closing_token", False))),
     ],
 )  # fmt: skip
-def test_settings_left_out_are_the_calibrations(calibration, name, value, signals):
+def test_settings_left_out_are_the_calibrations(calibration, name, value, refused_by):
     """Those on which a signal depends are no others; those of the samples are of Adapt-ASMI's."""
     for signal in ("perplexity", "sem", "adapt"):
         known = replace(calibration, signal=signal)
-        if signal in signals:
+        if signal in refused_by:
             with pytest.raises(ValueError, match=f"{name} .* there, .* here"):
                 known.configured({name: value})
         else:

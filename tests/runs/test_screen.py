@@ -52,19 +52,20 @@ def test_a_run_prints_few_lines_into_a_file(run, tmp_path, capsys):
     run("seed=[1,2]")  # the second scores no row anew
     out, err = capsys.readouterr()
     assert out == ""
-    left = r"0:\d\d:\d\d left, until \w+ \d\d:\d\d"
-    expected = [
-        line
-        for reused in ((3, 3, 3, 3), (3, 6, 9, 12))
-        for line in (
-            *["Loading .*"] * 2, *["Initializing .*"] * 3,
-            "the first row, in seconds: .*greedy .*, masked heads .*",
-            *(f"{rows} of 12 rows, {of} from the result cache; {left}"
-              for rows, of in zip((3, 6, 9), reused, strict=False)),
-            rf"12 of 12 rows, {reused[-1]} from the result cache in 0:\d\d:\d\d",
-        )
+    cached, left = "from the result cache", r"0:\d\d:\d\d left, until \w+ \d\d:\d\d"
+    start = [
+        *["Loading .*"] * 2, *["Initializing .*"] * 3,
+        "the first row, in seconds: .*greedy .*, masked heads .*",
     ]  # fmt: skip
-    expected.append("Table of the results: .*")
+    expected = [
+        *start,
+        *(f"{rows} of 12 rows, 3 {cached}; {left}" for rows in (3, 6, 9)),
+        rf"12 of 12 rows, 3 {cached} in 0:\d\d:\d\d",
+        *start,
+        *(f"{rows} of 12 rows, {rows} {cached}; {left}" for rows in (3, 6, 9)),
+        rf"12 of 12 rows, 12 {cached} in 0:\d\d:\d\d",
+        "Table of the results: .*",
+    ]
     for line, pattern in zip(err.splitlines(), expected, strict=True):
         assert re.fullmatch(pattern, line)
     logged = (tmp_path / "run" / "polygraph_eval.log").read_text()

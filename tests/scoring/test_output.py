@@ -7,6 +7,7 @@ import random
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -160,27 +161,24 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tmp_path, suffix):
     with torch.no_grad():
         moved.lm_head.weight[5] += 1
     ending.generation_config.eos_token_id = [2, 7]
-    others = [
-        (model, {"depth": 0.9, "stop": "?"}, "depth 0.6 there, 0.9 here; stop"),
-        (moved, {}, "weights"),
-        (ending, {}, "tokenizer"),
-        (model, {"attention": "sdpa"}, "attention_in_use 'eager' there, 'sdpa' here"),
-    ]
-    changes = [
-        *((1, fields) for fields in ({"prompt": "Who?"}, {"prompt": None}, {"answer": " 1931"})),
-        *((4, {"documents": documents}) for documents in (None, [{"text": "Orla"}])),
-    ]
-    refused = [
-        *((Scorer(other, tokenizer=scorer.tokenizer, **SETTINGS, **settings), rows, out.name, word)
-          for other, settings, word in others),
-        *((scorer, [row | fields if row is rows[at - 1] else row for row in rows], out.name,
-           f"row {at} has another") for at, fields in changes),
-        (scorer, [ROWS[0] | {"score": 7, "row": 1, "tokens": "x"}], out.name, "row', 'score', 't"),
-        *((scorer, rows, name, "--sheet")
+    other = partial(Scorer, tokenizer=scorer.tokenizer, **SETTINGS)
+    for another, given, name, words in (
+        (other(model, depth=0.9, stop="?"), rows, out.name, "depth 0.6 there, 0.9 here; stop"),
+        (other(moved), rows, out.name, "weights"),
+        (other(ending), rows, out.name, "tokenizer"),
+        (other(model, attention="sdpa"), rows, out.name,
+         "attention_in_use 'eager' there, 'sdpa' here"),
+        (scorer, [ROWS[0] | {"prompt": "Who?"}, *rows[1:]], out.name, "row 1 has another"),
+        (scorer, [ROWS[0] | {"prompt": None}, *rows[1:]], out.name, "row 1 has another"),
+        (scorer, [ROWS[0] | {"answer": " 1931"}, *rows[1:]], out.name, "row 1 has another"),
+        *((scorer, [*ROWS, WITH_DOCUMENTS | {"documents": documents}], out.name,
+           "row 4 has another") for documents in (None, [{"text": "Orla"}])),
+        (scorer, [ROWS[0] | {"score": 7, "row": 1, "tokens": "x"}], out.name,
+         r"\['row', 'score', 'tokens'\]"),
+        *((scorer, rows, name, r"\.jsonl or \.parquet.*--sheet")
           for name in ("new.csv", "new.tsv", "new.txt", "new.json", "new", "new.xlsx")),
-    ]  # fmt: skip
-    for another, given, name, word in refused:
-        with pytest.raises(ValueError, match=word):
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
             score_file(another, rows_of(*given), tmp_path / name)
     with locked(out), pytest.raises(ValueError, match="being written by another"):
         score_file(scorer, rows_of(*rows), out)

@@ -1,8 +1,9 @@
 """Sampled answers: as the host draws them, all of a question in one batch."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -155,16 +156,14 @@ def test_answers_come_from_the_cache(model, tmp_path, monkeypatch):
     other_end.eos_token = "<pad>"
     monkeypatch.setattr(SamplingGenerationCalculator, "__call__", Mock(side_effect=LookupError))
     np.testing.assert_equal(drawn(), first)
-    for changed, owner, name, value in (
-        ({"count": 4}, model, "tokenizer", model.tokenizer),
-        ({"seed": 1}, model, "tokenizer", model.tokenizer),
-        ({"tokens": 7}, model, "tokenizer", model.tokenizer),
-        ({}, model, "tokenizer", other_end),
-        ({}, model.generation_parameters, "temperature", 1.0),
-        ({}, model.model.generation_config, "eos_token_id", [2, 5]),
-        ({}, model.model.config, "_attn_implementation_internal", "sdpa"),
+    for model_with, asked in (
+        (nullcontext(), {"count": 4}),
+        (nullcontext(), {"seed": 1}),
+        (nullcontext(), {"tokens": 7}),
+        (patch.object(model, "tokenizer", other_end), {}),
+        (patch.object(model.generation_parameters, "temperature", 1.0), {}),
+        (patch.object(model.model.generation_config, "eos_token_id", [2, 5]), {}),
+        (patch.object(model.model.config, "_attn_implementation_internal", "sdpa"), {}),
     ):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, value)
-            with pytest.raises(LookupError):
-                drawn(**changed)
+        with model_with, pytest.raises(LookupError):
+            drawn(**asked)

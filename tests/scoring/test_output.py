@@ -80,9 +80,9 @@ def full_disk(patch, room, opened=Path.open):
     patch.setattr(Path, "open", full)
 
 
-def stopped(draw, scorer, source, out):
-    """A call that is killed, or finds a full disk at some moment; what it says of the disk."""
-    passed, how = draw.randint(0, 3), draw.choice(["killed", "full", "full at the end"])
+def stopped(draw, how, passed, scorer, source, out):
+    """A call that is killed after a row more than `passed`, or finds a full disk at some moment;
+    what it says of the disk."""
     seen = Mock(side_effect=[None] * passed + [KeyboardInterrupt]) if how == "killed" else None
     with pytest.MonkeyPatch.context() as patch:
         if how == "full":
@@ -119,9 +119,9 @@ def test_whatever_stops_a_run_the_same_call_goes_on(scorer, calls, tmp_path, suf
     for at in draw.sample(range(6), 2):
         given[at] = given[at] | {"prompt": None}
     finished, labels = list[int](), {}
-    for _ in range(3):
+    for how in draw.sample(["killed", "full", "full at the end"], 3):
         calls.clear()
-        said = stopped(draw, scorer, write(source, given), out)
+        said = stopped(draw, how, seed, scorer, write(source, given), out)
         assert said is None or str(lines_of(out)) in said  # where the rows are
         lines = lines_of(out) if lines_of(out).exists() else write(lines_of(out), contents(out))
         rows = [parse_json(line) for line in lines.read_text().splitlines()]  # each is whole

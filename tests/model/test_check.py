@@ -283,9 +283,9 @@ ROWS, PLACE = "rows after the prompt", "model.layers.3.mlp does not act on each 
     [
         (partial(odd, Unmasked, "self_attn"), ("suffix", ROWS), (0, 1), "self-check"),
         (partial(odd, ByLength, "self_attn"), ("suffix", choice.FULL), (0, 2), "self-check"),
-        (partial(odd, Calibrated, "self_attn.o_proj"), ("suffix", "packed"), (0, 0), ""),
+        (partial(odd, Calibrated, "self_attn.o_proj"), ("suffix", "packed"), (0, 0), None),
         (partial(odd, Capacity, "mlp"), (choice.FULL, choice.FULL), (2, 2), "self-check"),
-        (kernelized, ("suffix", "packed"), (0, 0), ""),
+        (kernelized, ("suffix", "packed"), (0, 0), None),
         *((partial(make, change), (choice.FULL, choice.FULL), (1, 1), PLACE)
           for make in (hooked, overwritten)
           for change in (first_row_alone, one_position, one_before)),

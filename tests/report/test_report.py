@@ -404,7 +404,7 @@ def cut_short(saved):
         (without("stats", lambda name: "seconds" not in name), ["no seconds of more than 10"]),
         (lambda saved: saved.update(content(depths=())), ["u_sem not saved", "details=true"]),
         (cut_short, ["mi_tokens not saved, or not finite for every row", "two K", "two or more",
-                     "scored twice", "with and without"]),
+                     "scored twice with other masks or samples", "with and without"]),
         (constant, ["u_sem is the same for all answers", "MI_t or A_t is the same everywhere"]),
         (all_alike(0.9), ["all answers are right"]),
         (all_alike(0.1), ["all answers are wrong"]),

@@ -46,7 +46,7 @@ def check_all_ways(scorer, prompt, script):
     ended = scorer._conditions.closes(ids)
     assert ended or len(ids) == scorer.config.max_new_tokens
     assert (ids[: len(script)], by_model.ending != "") == (script[: len(ids)], ended)
-    by_ids = scorer.score(prompt, ids)
+    by_ids = scorer.score(prompt, np.array(ids))
     assert (by_ids.answer, "stop" in by_ids.settings) == (ids, False)  # nothing cuts token ids
     check_equal(scorer, by_model, replace(by_ids, answer=by_model.answer))
     from_text = scorer.score(prompt, by_model.answer)

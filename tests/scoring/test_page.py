@@ -69,6 +69,7 @@ def test_everything_is_escaped_and_nothing_loaded(found, nasty):
 def test_a_page_and_a_part_of_a_notebook(found):
     page, part = Elements(whole := found.to_html("Mine")), found._repr_html_()
     assert whole.startswith("<!DOCTYPE html>")
+    assert "<title>Fragility of an answer</title>" in found.to_html()
     assert "Mine" in page.text
     tags = [tag for tag, _ in Elements(part).tags]
     assert {tag for tag, _ in page.tags} - {*tags} == {"html", "head", "body", "meta", "title"}
@@ -118,7 +119,8 @@ def test_several_answers_on_a_page(found):
     page = render(cards(found, other, other), "three")
     assert re.findall(r'href="#answer-(\d)"', page) == ["2", "3", "1"]
     expected = {found.explanation[-1]: 1, "Look out.": 2, '<section class="asmi" id="answer-': 3,
-                "3 answers": 1, "Shade and bar show": 1, "<style>": 2}  # fmt: skip
+                "3 answers": 1, "Shade and bar show": 1, "<style>": 2,
+                "color-scheme: light dark": 2}  # fmt: skip
     assert {text: page.count(text) for text in expected} == expected
 
 

@@ -138,10 +138,12 @@ def test_the_converter_of_a_server_s_log(tmp_path, monkeypatch, capsys):
         assert (request.answer, request.template) == ("Red.", {"tools": TOOLS})
 
 
-def test_the_log_to_try_has_the_answers_that_its_page_names():
-    for log, size, others in (("server-log", 60, 2), ("server-log-later", 20, 0)):
-        text = (DOCS / f"tutorials/{log}.jsonl").read_text()
-        assert (text.count('"finish_reason": "stop"'), text.count("\n")) == (size, size + others)
+@pytest.mark.parametrize(
+    ("log", "size", "others"), [("server-log", 60, 2), ("server-log-later", 20, 0)]
+)
+def test_the_log_to_try_has_the_answers_that_its_page_names(log, size, others):
+    text = (DOCS / f"tutorials/{log}.jsonl").read_text()
+    assert (text.count('"finish_reason": "stop"'), text.count("\n")) == (size, size + others)
 
 
 def typed(code: str, folder) -> list[list[str]]:

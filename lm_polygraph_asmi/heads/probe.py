@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.core import algorithm
 from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.core.model import (
     MaskedModel,
@@ -27,7 +28,6 @@ from lm_polygraph_asmi.core.model import (
     masked_model,
     readout,
     run_subnetworks,
-    run_unmasked,
 )
 from lm_polygraph_asmi.core.model.memory import in_chunks
 from lm_polygraph_asmi.heads.analysis.heads import head_criticality
@@ -209,7 +209,9 @@ def predictions(
         return readout(f, masked.hidden[masked.index, position]).argmax(-1).cpu()
 
     with masked_model(model, used["attention"], used.get("structure")) as f:
-        unmasked = run_unmasked(f, answer.input_ids, answer.prompt_length, [layer], used["scope"])
+        unmasked = algorithm.unmasked_pass(
+            f, answer.input_ids, answer.prompt_length, [layer], used["scope"]
+        )
         answer.check_model(f, unmasked)
         best = readout(f, unmasked.final_hidden[list(positions)]).argmax(-1).cpu()
         rows = [

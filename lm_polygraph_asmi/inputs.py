@@ -55,7 +55,6 @@ _OPEN = r"[\\\"'\s]*(?:(?:\w+:\s*)?-\s+|[A-Za-z_.]*[\[{(])[\[{(\s\\\"']*"
 _BEGINS = re.compile(
     rf"(?i){_OPEN}(?:{_SPEAKER}|{_PAIR})|\s*(?:role|from)\s*[:=]\s*['\"]?\w+['\"]?\s*\w+\s*[:=]"
 )
-_OPENS = re.compile(_OPEN)
 _SAYS = re.compile(rf"(?i){_SPEAKER}")
 _SAID = re.compile(r"(?i)\b(?:content|value|text|parts|data|message)[\\\"']*\s*[:=]")
 _PRINTED = re.compile(
@@ -311,7 +310,7 @@ def chat_as_text(text: str) -> bool:
     if _BEGINS.match(text):  # pairs of a role and a text
         return re.match(rf"(?i){_OPEN}{_PAIR}", text) is not None
     end = text.rstrip(" \t\r\n\\\"',;")[-1:]
-    closed = _OPENS.match(text) is not None and end in ("]", "}", ")")
+    closed = re.match(_OPEN, text) is not None and end in ("]", "}", ")")
     return closed and _SAYS.search(text) is not None and _SAID.search(text) is not None
 
 

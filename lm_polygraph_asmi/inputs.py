@@ -37,7 +37,6 @@ ELSEWHERE = {
     "thinking",
 }  # fmt: skip
 """Names, without case and marks, of fields whose content belongs into the messages or answer."""
-NO_PROMPT = 'expected a text, or an object with a "prompt", got {}'
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
@@ -188,16 +187,17 @@ def parse_row(row: Any) -> dict[str, Any]:
     """
     if isinstance(row, str):
         return {"prompt": row}
-    if not isinstance(row, Mapping):
-        raise ValueError(NO_PROMPT.format(describe_fields(row)))
-    given = {name: value for name, value in row.items() if value is not None}
+    fields = row.items() if isinstance(row, Mapping) else ()
+    given = {name: value for name, value in fields if value is not None}
     for name in given:
         if (meant := meant_field(name)) is not None:
             raise ValueError(
                 f"unknown field {name!r}: write {meant!r} if it is meant, or rename the field"
             )
     if "prompt" not in given and "messages" not in given:
-        raise ValueError(NO_PROMPT.format(describe_fields(row)))
+        raise ValueError(
+            f'expected a text, or an object with a "prompt", got {describe_fields(row)}'
+        )
     if "prompt" in given and "messages" in given:
         raise ValueError('expected one prompt, got two: "prompt" and "messages". Leave one out')
     if isinstance(messages := given.get("messages"), str):

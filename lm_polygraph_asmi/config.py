@@ -102,7 +102,8 @@ def _field(
         check: raises ValueError if a value is invalid; called with the field's name and value.
             None: the value must be one of `choices`.
         kind: what the setting changes. "masks": what a masked pass computes; "score": what is
-            computed from masked passes; "answer": how answers are generated; "machine": only speed.
+            computed from masked passes; "answer": how answers are generated; "machine": speed, and
+            rounding.
         label: how `ASMIConfig.describe` shows a value that is not the default; "": not shown.
         symbol: the paper's symbol, which is shown instead of the name.
         choices: all possible values, for the command line.

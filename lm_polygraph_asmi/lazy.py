@@ -18,12 +18,13 @@ def attach_imports(
     strict type checkers reject all others, so they are left out here, too.
     """
     tree = ast.parse(inspect.getsource(sys.modules[package]))
-    blocks = (node for node in tree.body if isinstance(node, ast.If))
-    imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
-    module_of: dict[str, str] = {}
-    for node in imports:
-        public = [alias.name for alias in node.names if alias.asname == alias.name]
-        module_of |= dict.fromkeys(public, str(node.module))
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    module_of = {
+        alias.name: str(node.module)
+        for node in imports
+        for alias in node.names
+        if alias.asname == alias.name
+    }
 
     def imported(name: str) -> Any:
         if name not in module_of:

@@ -242,8 +242,10 @@ def machine(device: torch.device) -> str:
             for line in (info.read_text().splitlines() if info.exists() else [])
             if line.startswith("model name")
         ]
-        processor = f"{(named or [platform.processor()])[0]}, {torch.get_num_threads()} threads"
-        processor += f" of {os.cpu_count()} cores"
+        processor = (
+            f"{(named or [platform.processor()])[0]}, {torch.get_num_threads()} threads of "
+            f"{os.cpu_count()} cores"
+        )
     return f"{processor}; torch {torch.__version__}, transformers {transformers.__version__}"
 
 

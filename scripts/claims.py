@@ -23,6 +23,7 @@ import pandas as pd
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import QuantileTransformer
+from statsmodels.stats.multitest import multipletests
 
 from lm_polygraph_asmi.runs.compose import compose_run
 
@@ -39,7 +40,7 @@ CLAIMS = {
         "trained on {training labels} labels, beats",
         "by {P1, value} over seven settings",
         "{P1 hindsight, value} if that is chosen in hindsight",
-        "its AUROC is {P3a, size} below that of MSP",
+        "its AUROC is {P3a, size} below MSP's",
         "and {P3b, size} below perplexity's",
     ],
     "docs/results/summary.md": [
@@ -177,12 +178,15 @@ class Rows:
 
 
 def read_rows() -> list[Rows]:
-    read = []
-    for name in SETTINGS:
-        states = pd.read_parquet(FRESH / f"{name}.states.parquet")
-        kept = pd.read_parquet(FRESH / f"{name}.parquet")
-        read.append(Rows(name, kept.merge(states, on="id", validate="one_to_one")))
-    return read
+    return [
+        Rows(
+            name,
+            pd.read_parquet(FRESH / f"{name}.parquet").merge(
+                pd.read_parquet(FRESH / f"{name}.states.parquet"), on="id", validate="one_to_one"
+            ),
+        )
+        for name in SETTINGS
+    ]
 
 
 def auroc(score: np.ndarray, wrong: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -302,11 +306,7 @@ def number(value: float, sign: str = "+", digits: int = 3) -> str:
 
 def described(name: str, known: Gain) -> dict[str, str]:
     """The texts that a page may state of a gain."""
-    word = "inconclusive"
-    if known.low > 0:
-        word = "holds"
-    if known.high < 0.02:  # "no gain worth a probe"
-        word = "holds, fails" if word == "holds" else "fails"
+    outcomes = {"holds": known.low > 0, "fails": known.high < 0.02}  # "no gain worth a probe"
     interval = [number(end) for end in (known.low, known.high)]
     return {
         name: f"{number(known.value)} [{', '.join(interval)}]",
@@ -314,7 +314,7 @@ def described(name: str, known: Gain) -> dict[str, str]:
         f"{name}, size": number(abs(known.value), "-", 2),
         f"{name}, both": f"{number(known.first, '-')} → {number(known.second, '-')}",
         f"{name}, p": "< .001" if known.p < 0.001 else number(known.p, "-"),
-        f"{name}, word": word,
+        f"{name}, word": ", ".join(w for w, found in outcomes.items() if found) or "inconclusive",
     }
 
 
@@ -406,12 +406,9 @@ def fitted_claims(all_rows: list[Rows]) -> dict[str, str]:
     }
     for name, change in known.items():
         texts |= described(name, change)
-    highest = 0.0
-    ordered = sorted(("P1", "P2", "P3c"), key=lambda name: known[name].p)
-    for left, name in zip((3, 2, 1), ordered, strict=True):  # Holm
-        highest = max(highest, min(left * known[name].p, 1.0))
-        texts[f"{name}, Holm"] = number(highest, "-")
-    return texts
+    tested = ("P1", "P2", "P3c")
+    holm = multipletests([known[name].p for name in tested], method="holm")[1]
+    return texts | {f"{n}, Holm": number(p, "-") for n, p in zip(tested, holm, strict=True)}
 
 
 def stated(page: str) -> list[tuple[str, str]]:

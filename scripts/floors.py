@@ -24,24 +24,22 @@ def floors(extra: str) -> Iterator[tuple[str, Version]]:
             yield requirement.name, Version(lowest[0])
 
 
-def different(extra: str) -> list[str]:
+def different(extra: str) -> Iterator[str]:
     """Requirements whose installed release is not the lowest one."""
-    lines = []
     for name, floor in floors(extra):
         try:
             installed = Version(version(name))
         except PackageNotFoundError:
-            lines.append(f"{name}>={floor}: not installed")
-            continue
-        if Version(installed.public) != floor:
-            lines.append(f"{name}>={floor}: {installed} is installed")
-    return lines
+            yield f"{name}>={floor}: not installed"
+        else:
+            if Version(installed.public) != floor:
+                yield f"{name}>={floor}: {installed} is installed"
 
 
 @click.command(help=__doc__)
 @click.option("--extra", default="dev", show_default=True)
 def main(extra: str) -> None:
-    if lines := different(extra):
+    if lines := list(different(extra)):
         raise click.ClickException(
             "\n".join(["not the lowest releases: raise these in pyproject.toml", *lines])
         )

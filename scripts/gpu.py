@@ -97,10 +97,6 @@ def fenced(text: str) -> str:
     return f"```text\n{text.rstrip()}\n```"
 
 
-def last_lines(text: str) -> str:
-    return "\n".join(text.splitlines()[-SHOWN:])
-
-
 def run(
     title: str,
     command: Sequence[str],
@@ -120,11 +116,10 @@ def run(
     with log.open("w") as out, log.with_suffix(".err").open("w") as errors:
         read = source.read_bytes() if source else b""
         try:
-            done = subprocess.run(
+            code = subprocess.run(
                 command, input=read, stdout=out, stderr=errors, cwd=cwd, env=env, check=False,
                 timeout=60 * MINUTES,
-            )  # fmt: skip
-            code = done.returncode
+            ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
             code, late = 1, True
     seconds = time.perf_counter() - start
@@ -135,7 +130,8 @@ def run(
         text = f"No summary: {type(error).__name__}: {error}"
     if code:
         printed += log.with_suffix(".err").read_text(errors="replace")
-        text += f"\n\n{fenced(last_lines(printed))}"
+        last_lines = "\n".join(printed.splitlines()[-SHOWN:])
+        text += f"\n\n{fenced(last_lines)}"
     shown = shlex.join(Path(word).name if word == command[0] else word for word in command)
     shown += f" < {source.relative_to(ROOT)}" if source else ""
     failed = f"failed ({f'over {MINUTES} minutes' if late else f'exit {code}'})"
@@ -183,14 +179,15 @@ def passes(place: Place) -> Part:
     logs = [place.folder / f"{checkout.name}-{mode}.log" for checkout, mode in runs.values()]
     columns = [milliseconds(log) for log in logs]
     lines = [f"| milliseconds | {' | '.join(runs)} |", "| --- | ---: | ---: | ---: |"]
-    for label in dict.fromkeys(label for column in columns for label in column):
-        lines.append(f"| {label} | {' | '.join(column.get(label, '–') for column in columns)} |")
+    lines += [
+        f"| {label} | {' | '.join(column.get(label, '–') for column in columns)} |"
+        for label in dict.fromkeys(label for column in columns for label in column)
+    ]
     return joined("Masked passes", parts, "\n".join(lines))
 
 
 def samples(place: Place) -> Part:
-    length = ["20+2" if place.rehearse else "490+6"]
-    part = timed(place, "samples", ROOT, length)
+    part = timed(place, "samples", ROOT, ["20+2" if place.rehearse else "490+6"])
     return part._replace(title="Samples, and masked passes before them")
 
 
@@ -201,8 +198,10 @@ def phases(manager: Path) -> str:
     rows = len(manifest["rows"]["ids"])
     lines = [f"{rows} rows.\n", "| phase | seconds, all rows | median of a row |",
              "| --- | ---: | ---: |"]  # fmt: skip
-    for name, timing in seconds.items():
-        lines.append(f"| {name} | {timing['total']:.1f} | {timing['median']:.3f} |")
+    lines += [
+        f"| {name} | {timing['total']:.1f} | {timing['median']:.3f} |"
+        for name, timing in seconds.items()
+    ]
     rest = wall - sum(timing["total"] for timing in seconds.values())
     lines.append(f"| loading, other baselines, quality | {rest:.1f} | |")
     lines.append(f"| all | {wall:.1f} | {wall / rows:.3f} |")
@@ -303,8 +302,7 @@ def model(place: Place) -> Part:
     for scope in SCOPES:
         name = f"model-{scope}"
         part = benchmark(place, name, [*overrides, f"asmi.scope={scope}"], lambda _: "")
-        done = part if part.failed else part._replace(text=table_of(place.folder / name))
-        parts.append(done)
+        parts.append(part if part.failed else part._replace(text=table_of(place.folder / name)))
     text = "\n\n".join(f"`{p.title}`\n\n{fenced(p.text)}" for p in parts if not p.failed)
     return joined(title, parts, text)
 

@@ -281,9 +281,14 @@ def line(case: Case, sets: int = SETS) -> dict[str, Any]:
     """One line of the table."""
     with patch.object(clusters, "identity", cache(clusters.identity)):  # half of the time
         results = pd.DataFrame([one_set(case, seed) for seed in range(sets)])
-    cells = {"population": case.population, "clusters x answers": f"{case.clusters} x {case.size}"}
-    cells |= {"sets": f"{sets}", "wrong, %": f"{100 * truth(case.population)[1][0, -1]:.0f}"}
-    cells |= {"risk, %": f"{100 * case.risk:g}", "allowed, %": f"{100 * (1 - case.confidence):g}"}
+    cells = {
+        "population": case.population,
+        "clusters x answers": f"{case.clusters} x {case.size}",
+        "sets": f"{sets}",
+        "wrong, %": f"{100 * truth(case.population)[1][0, -1]:.0f}",
+        "risk, %": f"{100 * case.risk:g}",
+        "allowed, %": f"{100 * (1 - case.confidence):g}",
+    }
     for way in results:
         violated, accepted, *used = np.sum(results[way].tolist(), axis=0)
         share, low, high = (100 * value for value in wilson_interval(int(violated), sets))

@@ -74,8 +74,8 @@ def _estimators(
     lists = _shipped_lists()
     if unknown := [group for group in groups if group not in lists]:
         raise ValueError(f"expected groups among {', '.join(lists)}; got {', '.join(unknown)}")
-    entries = [entry for group in groups for entry in lists[group]]
-    joined = ListConfig(entries, parent=_root_)  # so that interpolations find the config's root
+    # With its parent, so that interpolations find the config's root.
+    joined = ListConfig([entry for group in groups for entry in lists[group]], parent=_root_)
     resolved = cast(list[dict[str, Any]], OmegaConf.to_container(joined, resolve=True))
     asmi_estimators = [
         entry for entry in resolved if entry["name"].startswith("lm_polygraph_asmi.")

@@ -1,7 +1,6 @@
 """Statistics of scores, errors and tokens. The functions take arrays, not models or files.
 
 Arrays are (n,) with one finite value for each answer, unless a docstring says otherwise. For
-Arrays are (n,) with one finite value for each answer, unless a docstring says otherwise. For
 scores, signals and uncertainties, higher = more uncertain. For quality, higher = better. `wrong`
 holds correctness labels, where 1 or True = wrong. `answers` is a `Labelled`: it checks labels and
 clusters once, and holds the number and seed of resamples.

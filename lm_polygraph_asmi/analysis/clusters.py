@@ -167,8 +167,7 @@ def shared_texts(prompts: list[str]) -> list[str] | None:
 
 def cluster_key(text: Any) -> str:
     """A short, printable key of a text that several rows share."""
-    shared = same_text(str(text))
-    return hashlib.sha256(shared.encode(errors="surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(same_text(str(text)).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def text_clusters(prompts: Sequence[str]) -> list[str]:

@@ -92,12 +92,11 @@ def depth_selection(sweeps: Sequence[Sweep]) -> DepthSelection:
     selected = first.argmax(1)
     regret = second.max(1) - second[np.arange(len(second)), selected]
     aggregate = np.nanmean(groups, axis=0)
-    shares = np.bincount(selected, minlength=groups.shape[1]) / len(selected)
     return DepthSelection(
         groups=groups,
         aggregate=aggregate,
         chosen=int(aggregate.argmax()),
-        selected=shares,
+        selected=np.bincount(selected, minlength=groups.shape[1]) / len(selected),
         mean_regret=float(regret.mean()),
         no_regret=float((regret == 0).mean()),
         splits=len(selected),

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 from scipy.special import expit
 from scipy.stats import chi2
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
 from lm_polygraph_asmi.analysis.clusters import Interval, control_table
 from lm_polygraph_asmi.analysis.comparison import auroc_difference, auroc_interval
@@ -74,33 +75,15 @@ def _fitted(
         return model.fit(known, wrong).decision_function(asked)
 
 
-def _out_of_fold(
-    fitted: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
-    features: Float[np.ndarray, "n m"],
-    target: Num[np.ndarray, " n"] | Bool[np.ndarray, " n"],
-    folds: Int[np.ndarray, " n"],
-) -> Float[np.ndarray, " n"]:
-    """(n,) predictions for each fold by a model that was fitted on the other folds."""
-    predicted = np.empty(len(target))
-    for fold in np.unique(folds):
-        test = folds == fold
-        predicted[test] = fitted(features[~test], target[~test], features[test])
-    return predicted
-
-
-def _linear(
-    features: Float[np.ndarray, "n m"],
-    target: Float[np.ndarray, " n"],
-    rows: Float[np.ndarray, "rows m"],
-) -> Float[np.ndarray, " rows"]:
-    return LinearRegression().fit(features, target).predict(rows)
-
-
 def error_probability(
     features: Float[np.ndarray, "n m"], wrong: Bool[np.ndarray, " n"], folds: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
     """(n,) probability of an error, by a logistic model fitted on the other folds."""
-    return expit(_out_of_fold(_fitted, features, wrong, folds))
+    odds = np.empty(len(wrong))
+    for fold in np.unique(folds):
+        test = folds == fold
+        odds[test] = _fitted(features[~test], wrong[~test], features[test])
+    return expit(odds)
 
 
 def residual(
@@ -109,7 +92,7 @@ def residual(
     folds: Int[np.ndarray, " n"],
 ) -> Float[np.ndarray, " n"]:
     """(n,) residual of a linear model of the signal on the controls, fitted on the other folds."""
-    predicted = _out_of_fold(_linear, controls, signal, folds)
+    predicted = cross_val_predict(LinearRegression(), controls, signal, cv=PredefinedSplit(folds))
     # If the signal is a linear function of the controls, rounding errors would rank the answers.
     return np.where(np.isclose(signal, predicted, rtol=DEPENDENT, atol=0), 0.0, signal - predicted)
 
@@ -139,8 +122,7 @@ def residual_auroc(signal: ArrayLike, controls: ArrayLike, answers: Labelled) ->
     values, table = answers.columns(signal=signal, controls=control_table(controls))
     if np.ptp(values) == 0:
         raise ValueError("the signal is the same for all answers: there is nothing to test")
-    left = answers.once(residual, values, table, answers.folds())
-    return auroc_interval(left, answers)
+    return auroc_interval(answers.once(residual, values, table, answers.folds()), answers)
 
 
 def distinct_signal(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -> DistinctSignal:

@@ -202,7 +202,6 @@ def standard_errors(scores: Sequence[ArrayLike], answers: Labelled) -> list[floa
     """Bootstrap standard errors of the PRR of several scores, on the same resamples of answers."""
     if len(answers) < 2 or not has_contrast(answers.quality):
         return [float("nan")] * len(scores)
-    samples = answers.independent.draws(CURVE_RESAMPLES)
-    drawn = weighted_prr(scores, answers.quality, samples)
+    drawn = weighted_prr(scores, answers.quality, answers.independent.draws(CURVE_RESAMPLES))
     # PRR is undefined if all answers of a resample are equally good. These are left out.
     return [float(np.nanstd(column, ddof=1)) for column in drawn.T]

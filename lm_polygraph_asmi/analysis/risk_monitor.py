@@ -66,12 +66,12 @@ class RiskMonitor:
         return least_wins(gains, 1 - rule.confidence)
 
     def __str__(self) -> str:
-        errors = f"none of {self.answers} answers was accepted"
-        if self.accepted:
-            errors = (
-                f"{self.errors} of {self.accepted} accepted answers are wrong, "
-                f"{self.errors / self.accepted:.1%} [{self.low:.1%}, {self.high:.1%}]"
-            )
+        errors = (
+            f"{self.errors} of {self.accepted} accepted answers are wrong, "
+            f"{self.errors / self.accepted:.1%} [{self.low:.1%}, {self.high:.1%}]"
+            if self.accepted
+            else f"none of {self.answers} answers was accepted"
+        )
         least = ""
         if self.outcome == "inconclusive" and self.accepted < self.least_holds:
             least = f" At least {self.least_holds} accepted answers are needed for holds."
@@ -80,9 +80,11 @@ class RiskMonitor:
                 f" A cluster has {self.most} answers, more than the {self.guarantee.largest} of "
                 f"the guarantee, which is void for them: {self.left_out} are left out."
             )
-        accepts = f"Accepted: {self.share:.0%} of these answers"
-        if self.share == 1:
-            accepts = "All of these answers are accepted ones, so the accepted share is unknown"
+        accepts = (
+            "All of these answers are accepted ones, so the accepted share is unknown"
+            if self.share == 1
+            else f"Accepted: {self.share:.0%} of these answers"
+        )
         counts = {
             "Without a decision, so counted as abstained: {}.": self.without_decision,
             "Left out {} accepted answers without a label.": self.unlabelled,
@@ -120,7 +122,7 @@ def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelle
 
     if guarantee.threshold is None:
         limits = f"calibrate on more labels, or with a larger risk. {guarantee.limits}"
-        raise ValueError(f"expected a guarantee with a threshold, got none: {limits}")
+        raise ValueError(f"expected a guarantee with a threshold, got none: {limits}".rstrip())
     answers.columns(accepted=accepted)  # raises ValueError unless there is one for each answer
     earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
     rows = np.flatnonzero(earlier < guarantee.largest)
@@ -136,13 +138,11 @@ def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelle
         return _p_value(codes, share * kept - errors, share * guarantee.largest, SMALL_BETS)
 
     p_holds, p_violated = at_least(guarantee.risk), at_most(guarantee.risk)
-    outcome: Outcome = "violated" if p_violated <= LEVEL else "inconclusive"
-    if outcome != "violated" and p_holds <= level:
-        outcome = "holds"
+    supported: Outcome = "holds" if p_holds <= level else "inconclusive"
     # The interval ends at the outermost shares that the tests do not reject.
     ends = range(1, ENDS)
     return RiskMonitor(
-        outcome=outcome,
+        outcome="violated" if p_violated <= LEVEL else supported,
         guarantee=guarantee,
         answers=len(rows),
         clusters=answers.n_clusters,

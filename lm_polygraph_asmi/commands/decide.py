@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.rows import Outcome, ScoresRows
     from lm_polygraph_asmi.tables import Row
 
-SHOWN = 20
-"""Number of decisions that are printed. The output file has all of them."""
+SHOWN, COLUMNS = 20, 80
+"""Number of decisions that are printed, and the width of their lines. The output file has all."""
 
 PARAMETERS = [copy(each) for each in score.params if each.name not in ("surest_first", "largest")]
 """Options of `score`. None is required or shows a default: the calibration has the values."""
@@ -136,7 +136,8 @@ class Decisions(Summary):
             self.say(errors, f"Warning: {decision.reason}", "yellow")
         if len(self.shown) < SHOWN:
             name, answer = outcome.id or row.number, " ".join(str(decision.answer).split())
-            self.shown.append(f"{name}  {decision.card.heading}  {answer:.60}")
+            start = f"{name}  {decision.card.heading}  "
+            self.shown.append(start + answer[: max(20, COLUMNS - len(start))])
 
     def __str__(self) -> str:
         first = [f"The first {SHOWN} (--out FILE has all):"] if len(self.shown) == SHOWN else []

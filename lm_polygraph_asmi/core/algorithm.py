@@ -1,7 +1,9 @@
 """Algorithm 1 of the paper, "Sem-ASMI Uncertainty Estimation", up to the statistics of tokens.
 
-Input x of P tokens; model f; layer l*; S samples, mask rate p, truncation K (`Settings`). Line 1,
-the greedy answer y of T tokens, is left to the caller: LM-Polygraph generates it, or a user has it.
+Input x of P tokens; model f; layer l*; S samples, mask rate p, truncation K (`Settings`). f is a
+handle to the model in a session; no head of it is masked, but for as long as a masked pass runs.
+Line 1, the greedy answer y of T tokens, is left to the caller: LM-Polygraph generates it, or a user
+has it.
 Lines 2 to 8 follow. Line 9 is in `scores`, which needs no model, so saved statistics can be scored
 again.
 """
@@ -51,8 +53,10 @@ def unmasked_pass(
     `scope`: where heads will be masked, at all positions or only where the response is predicted.
     """
     # 2: h_cache <- f_pre(x, y)
-    # In scope "response", packed passes also read the prompt's keys and values.
-    unmasked = run_unmasked(f, x_y, P, layers, scope, reads_keys_and_values(f, layers, scope))
+    # The fastest masked passes of scope "response" (`passes.packed`) need the prompt's keys and
+    # values besides h_cache. They are kept only then.
+    keep = reads_keys_and_values(f, layers, scope)
+    unmasked = run_unmasked(f, x_y, P, layers, scope, keep_keys_and_values=keep)
     check_unmasked(f, unmasked)
     return unmasked
 

@@ -35,7 +35,8 @@ from lm_polygraph_asmi.core.model.memory import distributions_at_once, in_chunks
 from lm_polygraph_asmi.core.statistics import AnswerStatistics, Settings, concatenated
 
 NO_EVIDENCE = 1.0
-"""div(x) if fewer than two sampled responses have a token: that of unrelated responses.
+"""Stands for div(x) if fewer than two sampled responses have a token. Unrelated responses have the
+same value.
 
 The discount of Adapt-ASMI needs evidence that answers paraphrase each other. With the paper's tau
 and beta, this value gives an alpha below 0.001, so Adapt-ASMI is nearly ASMI.
@@ -112,9 +113,9 @@ class Engine:
         """The statistics of a response at each depth, from one unmasked pass, or from the store.
 
         Args:
-            responses: token ids of the response; or of one answer with each of the ends that it may
-                have, such as a stop string or an end token. Of several, the one that the model
-                would write is scored, see `_unmasked_pass`.
+            responses: token ids of the response; several if it is unknown which tokens end it, such
+                as a stop string or an end token. Of several, the one that the model would write is
+                scored, see `_unmasked_pass`.
             depths: by default, the config's.
 
         Raises:
@@ -176,8 +177,8 @@ class Engine:
         responses: Sequence[Sequence[int]],
         at_depths: list[Settings],
     ) -> list[dict[str, Any]]:
-        """All that the statistics depend on, at each depth. Without a store, the model is left
-        out."""
+        """All that the statistics depend on, at each depth. Without a store, the model is left out,
+        since its hash reads every weight."""
         answer = {
             **({} if self.store is None else model_key(model)),
             "input_ids": [*prompt.tolist(), *responses[0]],
@@ -208,13 +209,17 @@ class Engine:
             x_y = torch.cat([prompt.cpu(), torch.tensor(list(response), dtype=prompt.dtype)])
             return algorithm.unmasked_pass(f, x_y, len(prompt), layers, self.config.scope)
 
+        if len(responses) == 1:
+            return run(responses[0])
         left = sorted(responses, key=len)
         that_ran, unmasked = left[0], run(left[0])
         while (place := first_difference(left)) is not None:
-            if that_ran not in left:  # it differs from the others before `place`
+            if that_ran not in left:  # its states at `place` saw other tokens
                 that_ran, unmasked = left[0], run(left[0])
             log_probs = readout(f, unmasked.final_hidden[place])
-            token = max({ids[place] for ids in left}, key=lambda token: log_probs[token].item())
+            # Of equally probable tokens, the first by its id, as generation takes.
+            tokens = sorted({ids[place] for ids in left})
+            token = max(tokens, key=lambda token: log_probs[token].item())
             left = [ids for ids in left if ids[place] == token]
         chosen = left[0]  # others, if any, begin with it
         if chosen[:-1] != that_ran[:-1]:
@@ -270,8 +275,8 @@ def diversity_of(
     """div(x) of each of several lists of N sampled responses to a prompt; higher = more diverse.
 
     All lists have the same N; if N < 2, `NO_EVIDENCE` is returned. Callers leave out samples
-    without tokens, and cut the others behind the token that is to be embedded (`gate_token`), which
-    may leave nothing, see `response_embeddings`.
+    without tokens, and cut the others behind the token that is to be embedded (`gate_token`). A
+    sample of one token may then be empty, see `response_embeddings`.
     """
     if len(samples[0]) < 2:
         return [NO_EVIDENCE] * len(samples)

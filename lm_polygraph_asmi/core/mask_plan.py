@@ -102,7 +102,8 @@ def operating_point(
         OperatingPoint(mask_rate=0.15, num_masks=40)
     """
     rate = largest_mask_rate(num_heads) if mask_rate is None else mask_rate
-    return OperatingPoint(rate, num_masks or masks_for_coverage(num_heads, rate))
+    # Disagreement takes at least two masks.
+    return OperatingPoint(rate, num_masks or max(2, masks_for_coverage(num_heads, rate)))
 
 
 def flops_ratio(num_layers: int, layer: int, num_masks: int) -> float:

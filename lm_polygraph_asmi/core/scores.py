@@ -1,7 +1,8 @@
 """Line 9 of Algorithm 1: from MI_t and A_t of the tokens to the score of the answer.
 
-Every score of an answer is `answer_score` of the tokens that count (`ASMIConfig.counted`):
-estimators call it for benchmark runs, and `Scorer` for single answers. A report aggregates what a
+Every score of an answer is `answer_score` of the tokens that count: all, or all but the one that
+closes the answer, which callers drop first (`ASMIConfig.counted`).
+Estimators call it for benchmark runs, and `Scorer` for single answers. A report aggregates what a
 run saved of the tokens. No torch is imported, so that a report does not need it.
 """
 
@@ -60,7 +61,9 @@ def discount(config: ASMIConfig, diversity: float | None = None) -> float:
     """alpha, the weight of the semantic discount: 0 for ASMI, 1 for Sem-ASMI, `adaptive_gate` of
     the input's div(x) for Adapt-ASMI."""
     if config.method == "adapt":
-        return adaptive_gate(math.nan if diversity is None else diversity, config.tau, config.beta)
+        if diversity is None:
+            raise ValueError("expected the diversity of sampled answers for Adapt-ASMI, got none")
+        return adaptive_gate(diversity, config.tau, config.beta)
     return float(config.method == "sem")
 
 

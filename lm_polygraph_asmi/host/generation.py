@@ -29,11 +29,14 @@ def shipped_settings(config: GenerationConfig) -> dict[str, Any]:
     They are all settings that differ from transformers' defaults, so that settings of later
     releases are included.
     """
-    defaults = GenerationConfig().to_dict()
-    # Newer releases fill these in during generation.
-    defaults |= getattr(GenerationConfig, "_get_default_generation_params", dict)()
-    # These have no effect: newer releases ignore the first (of older Gemma); 1.0 means no guidance.
-    defaults |= {"cache_implementation": "hybrid", "guidance_scale": 1.0}
+    defaults = {
+        **GenerationConfig().to_dict(),
+        # Newer releases fill these in during generation.
+        **getattr(GenerationConfig, "_get_default_generation_params", dict)(),
+        # No effect: newer releases ignore the first (of older Gemma); 1.0 means no guidance.
+        "cache_implementation": "hybrid",
+        "guidance_scale": 1.0,
+    }
     return {
         name: value
         for name, value in config.to_dict().items()

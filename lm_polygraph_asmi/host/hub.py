@@ -66,8 +66,9 @@ class Repository:
 
     def cached(self, file: str) -> str | None:
         """Path of one of its files in the hub's cache; None if it is not there."""
-        place = self.name, file, self.cache, self.revision, self.kind
-        path = huggingface_hub.try_to_load_from_cache(*place)
+        path = huggingface_hub.try_to_load_from_cache(
+            self.name, file, self.cache, self.revision, self.kind
+        )
         return path if isinstance(path, str) else None
 
     def missing(self) -> list[str]:
@@ -86,9 +87,12 @@ class Repository:
 
         Raises the hub's own errors.
         """
-        kind, revision = self.kind, self.revision
         info: Any = huggingface_hub.repo_info(
-            self.name, repo_type=kind, revision=revision, timeout=SECONDS, files_metadata=True
+            self.name,
+            repo_type=self.kind,
+            revision=self.revision,
+            timeout=SECONDS,
+            files_metadata=True,
         )
         sizes = {file.rfilename: file.size for file in info.siblings or ()}
         names = [self.part or "config.json"]
@@ -103,7 +107,7 @@ class Repository:
             ]
         # Everyone can list the files of a gated repository, but only some users may read them.
         url = huggingface_hub.hf_hub_url(
-            self.name, [*names, "config.json"][0], repo_type=kind, revision=revision
+            self.name, [*names, "config.json"][0], repo_type=self.kind, revision=self.revision
         )
         huggingface_hub.get_hf_file_metadata(url, timeout=SECONDS)
         return {name: sizes.get(name) for name in names}
@@ -208,6 +212,5 @@ def fetch_command(name: str) -> str:
             and Path(s.path, f"{name.removesuffix('.yaml')}.yaml").is_file()
         ]
         folder = [word for path in config_folders[-1:] for word in ("--config-dir", path)]
-        command = ["polygraph_asmi", "fetch", "--config-name", name, *folder]
-        command += [*hydra.overrides.task]
+        command = ["polygraph_asmi", "fetch", "--config-name", name, *folder, *hydra.overrides.task]
     return f"where there is a connection, run `{shlex.join(command)}`"

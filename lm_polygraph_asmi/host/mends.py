@@ -34,8 +34,10 @@ def mended(script: dict[str, Any]) -> Iterator[None]:
 
     LM-Polygraph's script finds a metric that a config names by `globals()[metric_name]`.
     """
-    changed = {name: metric for name, metric in METRICS.items() if name not in script}
-    changed |= {name: ours for name, (theirs, ours) in MENDS.items() if script.get(name) is theirs}
+    changed = {
+        **{name: metric for name, metric in METRICS.items() if name not in script},
+        **{name: ours for name, (theirs, ours) in MENDS.items() if script.get(name) is theirs},
+    }
     before = {name: script[name] for name in changed if name in script}
     script.update(changed)
     try:

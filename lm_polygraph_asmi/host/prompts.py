@@ -61,6 +61,5 @@ def prompt_token_ids(tokenizer: Any, prompt: Prompt, text: str | None = None) ->
 
     `text`: the prompt, if it was already `rendered`. Raises ValueError as `rendered` does.
     """
-    is_text = isinstance(prompt, str)
     text = rendered(tokenizer, prompt) if text is None else text
-    return list(tokenizer(text, add_special_tokens=is_text)["input_ids"])
+    return list(tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"])

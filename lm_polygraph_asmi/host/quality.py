@@ -36,16 +36,12 @@ ALIKE = str.maketrans(
 apostrophes. Removes variation selectors."""
 SIGNS = string.punctuation + "\u2212\u2044\u2215\u02b9\u02ba\u02bb\u02bc\u02bd"
 """Punctuation of ASCII, and minus, slashes and apostrophes that Unicode classes otherwise."""
-BRACKETS = ("Ps", "Pe", "Pi", "Pf")
-"""Unicode categories of brackets and quotes, which separate numbers: 17(3) is 17 and 3."""
 THOUSANDS = re.compile(r"(?<![\d.,'])(?!0)\d{1,3}([,'])\d{3}(?:\1\d{3})*(?!\d|[,']\d)")
 """Matches a number whose thousands are separated: 1,000, but not 3,5 or 0,500."""
 LEFT_OUT = 0.1
 """Largest share of a run's rows that may have no label; such a run only gets a warning."""
 ENGLISH = ("AlignScore", "Bert", "Bart")
 """Prefixes of the names of metrics whose models read English."""
-VALUES = ("<super>", "<sub>", "<fraction>")
-"""Decompositions that would change the meaning as plain digits: 10² is not 102."""
 
 
 def is_punctuation(character: str) -> bool:
@@ -91,7 +87,9 @@ def _plain(char: str) -> str:
     """The plain character that a character is a form of. All dashes become one."""
     plain = "-" if unicodedata.category(char) == "Pd" else unicodedata.normalize("NFKC", char)
     accent = is_punctuation(char) and len(plain) > 1  # NFKC makes it a space and an accent
-    return char if accent or unicodedata.decomposition(char).startswith(VALUES) else plain
+    # These would change the meaning as plain digits: 10² is not 102.
+    value = unicodedata.decomposition(char).startswith(("<super>", "<sub>", "<fraction>"))
+    return char if accent or value else plain
 
 
 def _marks_of_number(before: str, marks: str, after: str) -> str:
@@ -104,7 +102,9 @@ def _marks_of_number(before: str, marks: str, after: str) -> str:
     if not after[:1].isnumeric():
         return ""
     within = before[-1:].isnumeric()
-    if within and not any(c == '"' or unicodedata.category(c) in BRACKETS for c in marks):
+    # Brackets and quotes (Ps, Pe, Pi, Pf) separate numbers: 17(3) is 17 and 3.
+    apart = any(c == '"' or unicodedata.category(c) in ("Ps", "Pe", "Pi", "Pf") for c in marks)
+    if within and not apart:
         return re.sub(r"(?<=.)\+", "", re.sub("[$%]", "", marks) or marks)
     if marks == "-" and re.fullmatch(r"\de", before):  # 1e-5
         return marks
@@ -178,12 +178,12 @@ def unread_rows(
 def why_unread(metric: str, rows: Mapping[Any, tuple[str, str]], of: int) -> str:
     """A sentence on the rows that `unread_rows` found among `of` rows, and what to do."""
     shown = "; ".join(f"{row}: {text!r:.80} {why}" for row, (text, why) in [*rows.items()][:3])
-    advice = "use generation_metrics=[{name: ReferenceInAnswer}], which reads any script"
-    if any("word" in why for _, why in rows.values()):
-        advice = (
-            "use generation_metrics=[{name: AccuracyMetric}] with process_output_fn=null and "
-            "process_target_fn=null, which compares texts as they are, or leave these rows out"
-        )
+    advice = (
+        "use generation_metrics=[{name: AccuracyMetric}] with process_output_fn=null and "
+        "process_target_fn=null, which compares texts as they are, or leave these rows out"
+        if any("word" in why for _, why in rows.values())
+        else "use generation_metrics=[{name: ReferenceInAnswer}], which reads any script"
+    )
     return f"{metric} cannot read the gold answers of {len(rows)} of {of} rows ({shown}): {advice}"
 
 
@@ -237,8 +237,12 @@ class _WordMetric(GenerationMetric):
     def __call__(self, stats: dict[str, Any], target_texts: list[str | list[str]]) -> np.ndarray:
         lists = [gold if isinstance(gold, list) else [gold] for gold in target_texts]
         pairs = zip(stats["greedy_texts"], lists, strict=True)
-        compare = type(self).compare
-        return np.array([max(compare(a, gold, self.squad) for gold in golds) for a, golds in pairs])
+        return np.array(
+            [
+                max(self.compare(answer, gold, self.squad) for gold in golds)
+                for answer, golds in pairs
+            ]
+        )
 
 
 class ReferenceInAnswer(_WordMetric):

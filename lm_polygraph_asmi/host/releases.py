@@ -13,9 +13,8 @@ TESTED = Path(__file__).parents[1] / "data" / "tested.csv"
 def tested_releases() -> dict[str, list[str]]:
     """Tested releases of each package, oldest first."""
     releases: dict[str, list[str]] = {}
-    with TESTED.open(newline="") as file:
-        for row in csv.DictReader(file):
-            releases.setdefault(row["package"], []).append(row["release"])
+    for row in csv.DictReader(TESTED.read_text("utf-8").splitlines()):
+        releases.setdefault(row["package"], []).append(row["release"])
     return releases
 
 

@@ -28,9 +28,6 @@ from lm_polygraph_asmi.core.model.structure import row_of
 
 Result = TypeVar("Result")
 
-_KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
-"""Classes of cache layers that hold only keys and values."""
-
 
 class Row(NamedTuple):
     """One sample in the output of a generation."""
@@ -98,7 +95,8 @@ def _run_prompt(
     caches anything else; then each generation runs the whole prompt.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    plain = all(type(layer) in _KEYS_AND_VALUES for layer in cache.layers)
+    # These classes of layers hold only keys and values.
+    plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
     if not plain or prompt.shape[1] == 1:
         return None, None
     kept = [] if states_at is None else [states_at]
@@ -129,10 +127,9 @@ class DrawnAtOnce:
     def generate(self, input_ids: Int[Tensor, "1 P"], **arguments: Any) -> SimpleNamespace:
         if self._drawn is None:
             generate = partial(self._model.generate, **arguments)
-            drawn = draw(
-                generate, self._inner, input_ids, self._seeds, self._output_of, self._middle
+            self._drawn = iter(
+                draw(generate, self._inner, input_ids, self._seeds, self._output_of, self._middle)
             )
-            self._drawn = iter(drawn)
         return next(self._drawn)
 
     def _output_of(self, row: "Row") -> SimpleNamespace:

@@ -7,8 +7,6 @@ from lm_polygraph_asmi.host.hub import Repository
 
 log = logging.getLogger("lm_polygraph")
 
-NLI_MODEL = "microsoft/deberta-large-mnli"
-"""The NLI model that LM-Polygraph uses by default."""
 CLASSIFIERS = {
     "deberta_path": ("NLI model", "nli_path"),
     "cross_encoder_name": ("cross-encoder", "cross_encoder_path"),
@@ -17,12 +15,12 @@ CLASSIFIERS = {
 
 
 def load_nli_model(
-    deberta_path: str = NLI_MODEL,
+    deberta_path: str = "microsoft/deberta-large-mnli",
     batch_size: int = 10,
     device: str | None = None,
     hf_cache: str | None = None,
 ) -> Any:
-    """Load LM-Polygraph's NLI model, and encode text pairs as in its training."""
+    """Load an NLI model, by default that of LM-Polygraph; encode text pairs as in its training."""
     import transformers
     from lm_polygraph.defaults.stat_calculator_builders import utils
 
@@ -47,9 +45,8 @@ def use_single_separator(tokenizer: Any) -> bool:
     from tokenizers.processors import TemplateProcessing
     from transformers import DebertaTokenizer
 
-    if not isinstance(tokenizer, DebertaTokenizer):
-        return False
-    if tokenizer.num_special_tokens_to_add(pair=True) == 3:
+    of_deberta = isinstance(tokenizer, DebertaTokenizer)
+    if not of_deberta or tokenizer.num_special_tokens_to_add(pair=True) == 3:
         return False
     cls, sep = tokenizer.cls_token, tokenizer.sep_token
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 UNFINISHED = "\ufffd"
 """The character that a decoder writes for an incomplete character."""
-BYTE = re.compile("<0x([0-9A-F]{2})>")
-"""Matches a token that stands for one byte, in tokenizers with byte fallback."""
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
@@ -35,7 +33,9 @@ def _with_valid_bytes(tokenizer: Any, ids: Sequence[int]) -> list[int]:
     """The ids, where bytes of no valid character are replaced by the bytes of UNFINISHED."""
     valid: list[int] = []
     pieces = map(str, tokenizer.convert_ids_to_tokens(list(ids)))
-    pairs = [(BYTE.fullmatch(piece), token) for piece, token in zip(pieces, ids, strict=True)]
+    # In tokenizers with byte fallback, such a token stands for one byte.
+    bytes_of = (re.fullmatch("<0x([0-9A-F]{2})>", piece) for piece in pieces)
+    pairs = list(zip(bytes_of, ids, strict=True))
     for in_bytes, run in groupby(pairs, lambda pair: pair[0] is not None):
         tokens = list(run)
         if in_bytes:
@@ -85,8 +85,7 @@ class StopConditions:
     @classmethod
     def of(cls, model: "Model") -> "StopConditions":
         """Stop conditions of a LM-Polygraph model and its `generation_parameters`."""
-        stop_strings = getattr(model.generation_parameters, "stop_strings", None)
-        return cls(model.model, model.tokenizer, stop_strings)
+        return cls(model.model, model.tokenizer, model.generation_parameters.stop_strings)
 
     def closes(self, tokens: Sequence[int]) -> bool:
         """Whether the last token is an end token or completes a stop string.

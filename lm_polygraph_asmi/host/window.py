@@ -16,10 +16,6 @@ from lm_polygraph_asmi.host.loading import load_tokenizer
 from lm_polygraph_asmi.host.prompts import prompt_token_ids
 from lm_polygraph_asmi.inputs import as_chat
 
-_CONFIG_ARGUMENTS = ("revision", "gguf_file", "trust_remote_code", "cache_dir", "token")
-_SPECIAL_TOKENS = 8
-"""An upper bound of the number of special tokens that a tokenizer adds to a text."""
-
 
 @dataclass(frozen=True)
 class Window:
@@ -43,11 +39,11 @@ class Window:
         """Why a prompt with an answer of `max_new_tokens` does not fit; None if it fits."""
         if self.tokens is None:
             return None
-        # A text has at least as many bytes as tokens. So for most prompts, the tokenizer, which is
-        # slow to load, is not needed.
+        # A text has at least as many bytes as tokens, and a tokenizer adds at most 8 special ones.
+        # So for most prompts, the tokenizer, which is slow to load, is not needed.
         size = max(len(text.encode()) for text in (prompt, unicodedata.normalize("NFKD", prompt)))
         safe = min(self.tokens, self.maps or self.tokens)
-        if not self.instruct and size + _SPECIAL_TOKENS + max_new_tokens <= safe:
+        if not self.instruct and size + 8 + max_new_tokens <= safe:
             return None
         count = self.count(prompt)
         if self.maps and count < self.maps < count + max_new_tokens - 1:
@@ -106,5 +102,6 @@ def read_config(model: Mapping[str, Any]) -> PretrainedConfig | None:
     if not model.get("path") or model.get("type") in ("Blackbox", "vLLMCausalLM", "VisualLM"):
         return None
     arguments = model.get("load_model_args") or {}
-    chosen = {name: arguments[name] for name in _CONFIG_ARGUMENTS if arguments.get(name)}
+    names = ("revision", "gguf_file", "trust_remote_code", "cache_dir", "token")
+    chosen = {name: arguments[name] for name in names if arguments.get(name)}
     return AutoConfig.from_pretrained(model["path"], **chosen)

@@ -26,8 +26,6 @@ BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "
 PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
 """Okabe and Ito's palette for colour blindness. Marks and line styles differ as well."""
 LINES = {"MSP": (GREEN, ":"), "entropy": (BLACK, "--"), "u_sem": (BLUE, "-")}
-DENSITY = ListedColormap(colormaps["Blues"](np.linspace(0.3, 1, 256)))
-"""Blues without the lightest ones, in which single tokens would not be seen."""
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -53,8 +51,7 @@ def save(figure: Figure, path: str | Path, description: str = "") -> None:
         ".svg": {"Description": description, "Date": None},
         ".pdf": {"CreationDate": None},
     }
-    kind = Path(path).suffix
-    figure.savefig(path, dpi=200, bbox_inches="tight", metadata=metadata.get(kind))
+    figure.savefig(path, dpi=200, bbox_inches="tight", metadata=metadata.get(Path(path).suffix))
 
 
 PAGE = (7.2, 9.6)
@@ -370,7 +367,8 @@ def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
         gridsize=28,
         bins="log",
         mincnt=1,
-        cmap=DENSITY,
+        # Without the lightest blues, in which single tokens would not be seen.
+        cmap=ListedColormap(colormaps["Blues"](np.linspace(0.3, 1, 256))),
         xscale="log",
         linewidths=0,
     )

@@ -13,18 +13,17 @@ def plan_table(num_heads: int) -> pd.DataFrame:
         quantile) by the Gaussian and by the exact distribution; and admissible, which is true if
         the exact quantile is at most a quarter of the heads.
     """
-    rows = []
-    for p in mask_plan.MASK_RATES:
-        exact, gaussian = mask_plan.heads_masked_at_once(num_heads, p)
-        rows.append(
-            {
-                "p": p,
-                "S": mask_plan.masks_for_coverage(num_heads, p),
-                "heads, Gaussian": gaussian,
-                "heads, exact": exact,
-                "admissible": exact <= mask_plan.tolerated_heads(num_heads),
-            }
-        )
-    table = pd.DataFrame(rows)
+    rates = mask_plan.MASK_RATES
+    bounds = [mask_plan.heads_masked_at_once(num_heads, p) for p in rates]
+    exact, gaussian = zip(*bounds, strict=True)
+    table = pd.DataFrame(
+        {
+            "p": rates,
+            "S": [mask_plan.masks_for_coverage(num_heads, p) for p in rates],
+            "heads, Gaussian": gaussian,
+            "heads, exact": exact,
+            "admissible": [heads <= mask_plan.tolerated_heads(num_heads) for heads in exact],
+        }
+    )
     last = table.index[table["admissible"]].max() if table["admissible"].any() else 14
     return table.loc[: 2 * last + 1]

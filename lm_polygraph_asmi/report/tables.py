@@ -99,9 +99,11 @@ def about_quality(run: Run, metric: str) -> str:
     """Notes on a metric and its answers, printed below the table."""
     answers, unlabelled = _answers(run, metric), run.unlabelled(metric)
     labelled, left_out = on_scale(answers.quality), int((~run.finite(metric)).sum())
-    right = f"{metric} is outside 0 to 1, so it is unknown which answers are right."
-    if labelled:
-        right = f"Right answers ({metric} at least {RIGHT}): {(~answers.wrong).mean():.0%}."
+    right = (
+        f"Right answers ({metric} at least {RIGHT}): {(~answers.wrong).mean():.0%}."
+        if labelled
+        else f"{metric} is outside 0 to 1, so it is unknown which answers are right."
+    )
     clusters = "Clusters (stories, passages or prompts), which intervals are over"
     rouge = "Quality is ROUGE overlap with the gold answer: do not compare with AlignScore values."
     lines = {

@@ -348,8 +348,10 @@ def _group(runs: list[Run], metric: str | None, depth: float) -> RunGroup:
             f"{left_out} of {len(finite)} rows without a finite "
             f"{' or '.join(lacking) or metric} left out for all methods"
         )
-    depths = [config.depth for config in run.methods.values()]
-    depths += [used["depth"] for used in run.settings()]
+    depths = [
+        *(config.depth for config in run.methods.values()),
+        *(used["depth"] for used in run.settings()),
+    ]
     nearest = min(depths, key=lambda other: abs(other - depth), default=depth)
     if not same_depth(nearest, depth):
         notes.append(f"read at depth {nearest:.1%}: the run lacks {depth:.1%}")

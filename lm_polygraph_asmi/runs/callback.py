@@ -163,16 +163,12 @@ def _interrupted_by_sigterm() -> Iterator[None]:
     def interrupt(number: int, _: Any) -> None:
         raise KeyboardInterrupt(number)
 
-    with patch.object(logging, "raiseExceptions", False):
+    with patch.object(logging, "raiseExceptions", False), ExitStack() as undo:
         main = threading.current_thread() is threading.main_thread()  # only it may set handlers
-        if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # a launcher's own
-            yield
-            return
-        before = signal.signal(signal.SIGTERM, interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # not a launcher's own
+            before = signal.signal(signal.SIGTERM, interrupt)
+            undo.callback(signal.signal, signal.SIGTERM, before)
+        yield
 
 
 def _start(config: DictConfig, main: Main, until_end: ExitStack) -> Path:

@@ -274,9 +274,11 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
 
 def _folders(config: DictConfig) -> dict[str, str]:
     """The folders that a run writes to, by the setting that names them."""
-    cache = OmegaConf.select(config, "asmi.result_cache")
-    results = {"save_path": str(results_folder(config))}
-    return results | ({} if cache is None else {"asmi.result_cache": cache})
+    named = {
+        "save_path": str(results_folder(config)),
+        "asmi.result_cache": OmegaConf.select(config, "asmi.result_cache"),
+    }
+    return {name: folder for name, folder in named.items() if folder is not None}
 
 
 def check_folder(plan: Plan) -> Iterator[Finding]:

@@ -60,8 +60,12 @@ def diagnose(
     console.print(table)
     if cost:
         console.print(estimate(cost))
-    works = all(check["state"] != "problem" for check in checks)
-    return {"config": name, "works": works, "checks": checks, "cost": cost}
+    return {
+        "config": name,
+        "works": all(check["state"] != "problem" for check in checks),
+        "checks": checks,
+        "cost": cost,
+    }
 
 
 def _about(check: str, plan: Plan) -> str:

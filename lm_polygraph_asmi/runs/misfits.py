@@ -37,10 +37,9 @@ def _exported(module: Any, kind: type) -> dict[str, Any]:
 
 def sentence(error: Exception) -> str:
     """The message of an error, without the lines that OmegaConf adds to it."""
-    text = str(error)
     if isinstance(error, OmegaConfBaseException):
-        text = text.split("\n")[0].split(" raised while resolving interpolation: ")[-1]
-    return text
+        return str(error).split("\n")[0].split(" raised while resolving interpolation: ")[-1]
+    return str(error)
 
 
 def unbuilt(name: str, error: Exception) -> str:

@@ -30,8 +30,6 @@ MODELS = {
     "AlignScore": "roberta-large",
 }
 """Quality metric -> the model that LM-Polygraph loads for it, for English."""
-DEFAULT_METRICS = ("RougeMetric", *MODELS)
-"""Metrics of LM-Polygraph's default list that need a model or cannot read every script."""
 OTHER_METRIC = "set generation_metrics=[{name: RougeMetric, args: [rougeL]}]"  # needs no download
 
 
@@ -143,8 +141,7 @@ def _language_model(model: Mapping[str, Any]) -> Iterator[Need]:
             problem and f"the model {name!r} {problem}; to use another, set model.path to a folder"
         )
         # A user's own load script may load a model that is not on this machine.
-        fatal = has_shipped_script(model)
-        yield Need(f"model {name}", LANGUAGE_MODEL, repository, text, fatal)
+        yield Need(f"model {name}", LANGUAGE_MODEL, repository, text, has_shipped_script(model))
 
 
 def _rows(plan: "Plan") -> Iterator[Need]:
@@ -179,9 +176,13 @@ def _calculators(plan: "Plan") -> dict[str, dict[str, Any]]:
 
 
 def metrics_of(config: DictConfig) -> list[dict[str, Any]]:
-    """Quality metrics of a run. If the config names none, LM-Polygraph uses a default list."""
+    """Quality metrics of a run. If the config names none, LM-Polygraph uses a default list.
+
+    Of that list, only those are returned that need a model or cannot read every script.
+    """
     chosen = config.get("generation_metrics") or ()
-    return [container(metric) for metric in chosen] or [{"name": name} for name in DEFAULT_METRICS]
+    default = [{"name": name} for name in ("RougeMetric", *MODELS)]
+    return [container(metric) for metric in chosen] or default
 
 
 def _of_metrics(config: DictConfig) -> Iterator[Need]:

@@ -54,8 +54,12 @@ def read_squad(file: str | Path) -> list[Question]:
 
 def questions_of(rows: Iterable[Mapping[str, Any]]) -> list[Question]:
     """Questions of the hub dataset `squad`, or of another dataset with the same columns."""
-    questions = []
-    for row in rows:
-        answers = (row["answers"] or {}).get("text") or [None]
-        questions.append(Question(str(row["id"]), row["context"], row["question"], answers[0]))
-    return questions
+    return [
+        Question(
+            str(row["id"]),
+            row["context"],
+            row["question"],
+            next(iter((row["answers"] or {}).get("text") or ()), None),
+        )
+        for row in rows
+    ]

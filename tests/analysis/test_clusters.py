@@ -30,6 +30,16 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+def test_draws_do_not_depend_on_what_was_drawn_before():
+    """One statistic takes fewer resamples than another that came before."""
+    rows = keys(5, 2)
+    first, more = (Clustered(rows, seed=3) for _ in range(2))
+    for number in (60, 23):
+        drawn = np.concatenate([*more.draws(number)])
+        assert len(drawn) == number
+    np.testing.assert_array_equal(drawn, np.concatenate([*first.draws(23)]))
+
+
 def test_what_is_undefined_in_a_resample_is_left_out():
     resampled = np.r_[np.arange(100.0), np.full(20, np.nan)]
     half = np.r_[np.arange(100.0), np.full(100, np.nan)]  # what is left speaks for other data

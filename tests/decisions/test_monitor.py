@@ -223,6 +223,9 @@ def test_what_cannot_be_monitored(limit):
     )
     named = monitor(replace(limit, right_from=50), percent)
     assert monitor(limit, percent, right_from=50).errors == named.errors == 5
+    signed = numbered(*(line | {"quality": -1} for line in lines[:5]),
+                      *(line | {"quality": 1} for line in lines[5:]))  # fmt: skip
+    assert monitor(replace(limit, right_from=2), signed, right_from=0).errors == 5
 
 
 @pytest.mark.parametrize("signal", ["perplexity", "column:unsure"])

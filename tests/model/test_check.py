@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from lm_polygraph_asmi.config import SCOPES
+from lm_polygraph_asmi.core import algorithm
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.model import (
     attention_of,
@@ -373,6 +374,20 @@ def test_what_failed_the_check_stays_out_of_the_journal(monkeypatch):
     monkeypatch.setattr(check, "variation", lambda *_: 1.0)
     with pytest.raises(RuntimeError, match="self-check failed"):
         engine.score(tiny_model("llama"), sequence(11), [3, 4])
+    assert not engine.store.put.called
+
+
+def test_what_a_changed_model_computed_is_not_stored(monkeypatch):
+    engine = Engine(num_masks=6, mask_rate=0.4, store=Mock(get=lambda _: None))
+    model, run = tiny_model("llama"), algorithm.token_statistics
+
+    def change_model(*given):
+        model.lm_head.weight[0] += 1
+        return run(*given)
+
+    monkeypatch.setattr(algorithm, "token_statistics", change_model)
+    with pytest.raises(ValueError, match="was changed while it was scored"):
+        engine.score(model, sequence(11), [3, 4])
     assert not engine.store.put.called
 
 

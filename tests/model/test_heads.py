@@ -10,10 +10,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from lm_polygraph_asmi import ASMIConfig
 from lm_polygraph_asmi.config import module_paths, target_layer
 from lm_polygraph_asmi.core.engine import Engine
-from lm_polygraph_asmi.core.model import (
-    plain_model,
-    structure_of,
-)
+from lm_polygraph_asmi.core.model import plain_model, structure, structure_of
 from lm_polygraph_asmi.core.statistics import masked_layer
 from lm_polygraph_asmi.host.model import maskable_model
 from tests.families import (
@@ -111,6 +108,31 @@ def test_what_cannot_be_masked_is_refused_with_its_reason(make, reason):
         make(model)
     with pytest.raises(TypeError, match=reason):
         subnetwork_log_probs(model, IDS, PROMPT, 2, masks())
+
+
+@pytest.mark.parametrize("size", [84, 86, 87])
+def test_a_vocabulary_of_any_size_shows_that_tokens_see_later_ones(size):
+    """Also where the short text would have its first token again as its last."""
+    model = tiny_model("llama", vocab_size=size)
+    see_all(model)
+    with pytest.raises(TypeError, match="causal"):
+        structure_of(model)
+
+
+def test_a_model_of_inference_tensors_has_a_structure():
+    with torch.inference_mode():
+        model = tiny_model("llama")
+    assert structure_of(model) == structure_of(tiny_model("llama"))
+
+
+@both_scopes
+def test_a_class_that_was_not_tested_runs_with_a_name(scope, monkeypatch):
+    untested = dict.fromkeys(structure.classes()["LlamaForCausalLM"], "") | {"heads": "not tested"}
+    monkeypatch.setitem(structure.classes(), "LlamaForCausalLM", untested)
+    how = {"scope": scope, "structure": "projection=self_attn.o_proj"}
+    found = subnetwork_log_probs(tiny_model("llama"), IDS, PROMPT, 2, masks(), **how)
+    plain = full_passes(FAMILIES["llama"], tiny_model("llama"), IDS, PROMPT, scope)
+    assert apart(found, plain) < 1e-5
 
 
 @both_scopes

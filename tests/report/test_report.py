@@ -288,24 +288,23 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
 
 
 def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
-    """K = 256 run over fewer rows, and with one answer that came out otherwise."""
+    """K = 256 run over fewer rows in another order, and with one answer that came out otherwise."""
     larger = content(top_k=256)
     larger["stats"]["greedy_texts"][3] = "something else"
-    fewer = save(tmp_path / "k256", some_rows(larger, range(40)), manifest(40))
-    small, large = load_run_groups([save(tmp_path / "k64"), fewer])
+    fewer = some_rows(larger, range(39, -1, -1)), manifest(40) | {"rows": None}  # then by prompt
+    small, large = load_run_groups([save(tmp_path / "k64"), save(tmp_path / "k256", *fewer)])
     (item,), rows = truncation([large, small]), [i for i in range(40) if i != 3]
     assert item.groups == [small, large]  # once, although each has rows of two scores
-    scores = {"64": small.score(SEM)[rows], "256": large.score("Sem-ASMI (60%, K=256)")[rows]}
+    turned, of_large = [39 - i for i in rows], "Sem-ASMI (60%, K=256)"
+    scores = {"64": small.score(SEM)[rows], "256": large.score(of_large)[turned]}
     _, paired = analysis.prr_intervals(scores, small.answers.take(rows), [("256", "64")])
     row = item.table.set_index("score").loc["Sem-ASMI"]
     assert row["large Δ small K"] == pytest.approx(paired["256", "64"])
-    saved = small.mi_of(SEM), large.mi_of("Sem-ASMI (60%, K=256)")
-    tokens = [np.concatenate([mi[i] for i in rows]) for mi in saved]
+    saved = (small.mi_of(SEM), rows), (large.mi_of(of_large), turned)
+    tokens = [np.concatenate([mi[i] for i in places]) for mi, places in saved]
     expected = [39, analysis.rank_correlation(*tokens)]
     assert row[["answers", "token ρ of MI"]].tolist() == pytest.approx(expected)
-    turned = some_rows(larger, range(59, -1, -1))
-    (bare,) = loaded(tmp_path / "bare", turned, manifest(60) | {"rows": None})  # then by prompt
-    assert pairs_of_rows(small, bare, True) == [(i, 59 - i) for i in range(60) if i != 3]
+    assert pairs_of_rows(small, large, True) == [*zip(rows, turned, strict=True)]
 
 
 def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path, monkeypatch):
@@ -453,6 +452,16 @@ def test_rows_of_the_terminal_are_prr_the_best_first(everything):
         for method, score in scores.items():
             expected = normalised_prr(score, quality), analysis.auroc(score, quality < 0.5)
             assert found[method] == pytest.approx(expected, abs=1e-12)
+    lacking = run.quality.TokenF1.where(np.arange(len(scores)) % 3 > 0)  # every third is missing
+    rows = prr_rows(replace(run, quality=run.quality.assign(TokenF1=lacking)), "TokenF1")
+    kept = np.flatnonzero(lacking.notna())
+    answers = Labelled(quality=values[kept], clusters=[run.cluster_keys[i] for i in kept])
+    some = {name: score.to_numpy()[kept] for name, score in scores.items()}
+    pairs = [(name, MSP) for name in some if name != MSP]
+    differences = analysis.prr_intervals(some, answers, pairs)[1]
+    found = {row["method"]: (row["minus_msp"], row["low"], row["high"]) for row in rows}
+    for pair in pairs:
+        assert found[pair[0]] == pytest.approx(tuple(differences[pair]), abs=1e-12)
 
 
 @pytest.mark.parametrize("css", [BOLD, ITALIC])

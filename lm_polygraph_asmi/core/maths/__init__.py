@@ -9,6 +9,8 @@ and `scores` turns all of it into the score of the answer.
 Letters of axes: S head masks (subnetworks), T response positions, H query heads, V vocabulary,
 K tokens kept per distribution, U tokens in the union of the S kept sets, D width of the output
 projection, N sampled responses; p is the probability of masking a head.
+The algorithm calls `union_support`, `disagreement` and `agreement_on_support`; the functions of
+full distributions, `mutual_information` and `semantic_agreement`, are for other callers.
 `counts`: how often each mask was drawn, by default once each; with it, the axis S has only the
 distinct masks. Logarithms are natural, entropies in nats.
 """

@@ -77,7 +77,7 @@ def agreement_on_support(
     num_drawn = float(len(q) if counts is None else counts.sum())
     if num_drawn < 2:
         raise ValueError(f"agreement is of pairs of masks: expected two or more, got {num_drawn:g}")
-    # `counts` again, but rounded as in all statistics that were saved.
+    # Equals `counts` up to rounding. Computed in this way because saved statistics were.
     drawn = num_drawn * mask_weights(counts, len(q)).to(q.device)
     total = torch.einsum("s,stu->tu", drawn, q)
     per_position = q.transpose(0, 1)

@@ -30,7 +30,7 @@ def balanced(
 
     Which of both, and in which masks, is random, independently between heads. So S masks cover
     every head for certain; Bernoulli masks do so only with high probability (equation
-    "app-coverage"). If S < 1/p, every head is masked exactly once, at a rate 1/S above p.
+    "app-coverage"). If S < 1/p, every head is masked exactly once, so at the rate 1/S, above p.
     """
     uniform = _uniform(num_masks, num_heads, generator=generator)
     times, fraction = divmod(mask_rate * num_masks, 1)

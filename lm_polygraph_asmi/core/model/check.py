@@ -33,7 +33,8 @@ class Differs(Exception):
 
 def check_unmasked(f: MaskedModel, unmasked: UnmaskedPass) -> None:
     """Raise RuntimeError if the final states of the unmasked pass do not give the model's
-    distributions. Costs a pass for the first answer, and for one twice as long as the longest."""
+    distributions. Costs a pass for the first answer, and for one more than twice as long as the
+    longest that was compared."""
     longest = f.kept.setdefault(("unmasked", f.attention, f.compiles), [0])
     length = len(unmasked.input_ids)
     if length <= LONGER * longest[0]:
@@ -98,7 +99,7 @@ def _difference(f: MaskedModel, truth: Float[Tensor, "T V"], states: Float[Tenso
 
 def largest_rounding(f: MaskedModel, unmasked: UnmaskedPass) -> float:
     """The largest `variation` from full passes that rounding explains. In 16 bits it takes a pass
-    with each of two attention implementations; at least twice their difference is allowed."""
+    with each of two attention implementations, and is raised to twice their difference."""
     return max(limit(lowest_precision(f.model)), 2 * _rounding(f, unmasked))
 
 

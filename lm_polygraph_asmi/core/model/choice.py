@@ -62,7 +62,7 @@ class PassesToTry:
 def passes_to_try(f: MaskedModel, layer: int, scope: str) -> PassesToTry:
     """The passes to try at a layer, chosen at the first call. A changed model gets new ones.
 
-    Of all layers with the same cause, only the first has it: one warning is enough.
+    `cause` is set only for the first layer that has this cause: one warning is enough.
     """
     key = "passes_to_try", layer, scope, f.attention, f.compiles
     if key not in f.kept:

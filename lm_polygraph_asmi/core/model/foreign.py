@@ -64,6 +64,7 @@ def _acts_alike(
 
 def _repeated(parts: Any) -> Any:
     def repeat(tensor: Tensor) -> Tensor:
+        # The axis of tokens is told by its unusual length.
         times = [TIMES if size == TOKENS else 1 for size in tensor.shape]
         has_rows = tensor.shape[:1] == (1,)  # the text is one row
         return tensor.repeat([2, *times[1:]] if has_rows else times)

@@ -22,7 +22,8 @@ Replacement = tuple[nn.Module, Forward]
 def replaced_forwards(*replacements: Replacement) -> Iterator[None]:
     """Replace forward methods of modules in this thread; hooks of the modules still run.
 
-    Each new one is called with the old one and the arguments; other threads get the old one.
+    Each new one is called with the old one and the arguments; other threads get the old one. Of two
+    for one module, the later is called with the earlier one.
     """
     with changes() as undo:
         for module, forward in replacements:

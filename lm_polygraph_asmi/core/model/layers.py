@@ -50,7 +50,7 @@ def states_name(layer: nn.Module) -> str:
 
 
 def row_axis(states: Tensor) -> int:
-    """The axis of rows in the states of one row; the axis of positions comes next.
+    """The axis of rows (of a batch) in the states of one row; the axis of positions comes next.
 
     Some models have several streams of states: (4, 1, N, D) in Gemma 3n, (1, N, 4, D) in HY 4.
     """

@@ -1,7 +1,7 @@
 """The masked passes: the model runs itself under B masks of the heads of one layer.
 
 Scope "all": `suffix`. Scope "response": `packed`, or `rows_after_prompt`. Either: `full_passes`,
-one after the other, which start at no layer. All return the final states where the response is
+one after the other, which run all layers. All return the final states where the response is
 predicted.
 """
 
@@ -42,13 +42,15 @@ def suffix(
     """Heads masked at every position. One row runs up to the projection, whose input is copied for
     each of B masks and masked. The residual stream, still one row, is added to each: B rows.
 
-    `one_row`: False for layers that compare the sizes of their arguments: B rows from the start.
+    `one_row`: False for layers that compare the sizes of their arguments: above the target, states
+    have B rows, and masks and positions one. Then B rows run from the start.
     """
+    # Rows that enter the target, and rows that leave it for each of them.
     rows, copies = (1, len(masks)) if one_row else (len(masks), 1)
     ids, states = unmasked.tokens(f.model).expand(rows, -1), unmasked.entering[layer]
     last, layers = f.structure.num_layers - 1, f.layers
     predicting_only = partial(_only_at, unmasked.predicting, ids.shape[1])
-    # Layers that compare sizes of their arguments are left as they are.
+    # Not in the target itself, whose projection masks heads.
     after_attention = _after_last_attention(f) if one_row and layer < last else []
     entering = {states_name(layers[layer]): in_rows(rows, states, row_axis(states))}
     beside = each_in_rows(rows, unmasked.beside.get(layer - 1, ()))
@@ -57,7 +59,7 @@ def suffix(
         return each_in_rows(rows, pair)
 
     replaced: list[Replacement] = [
-        # In a compiled last layer, modules could not be replaced.
+        # The last layer is not compiled: modules in it are replaced.
         *f.compiled(layers[layer + 1 : last]),
         *((module, predicting_only) for module in after_attention),
         heads_masked(f, layer, masks[:, None], one_row),
@@ -119,7 +121,7 @@ def packed(
     copies, before = len(masks), unmasked.before
     length, layers = len(unmasked.final_hidden), f.layers
     caches = {index: kept.first(before) for index, kept in unmasked.caches.items()}
-    # Only layers that may attend to the keys and values of another, keep none.
+    # A layer may keep none only if it can attend to those of another.
     if any(each.keys is None and i not in f.handing_on for i, each in caches.items()):
         raise NotImplementedError("a layer kept no keys and values")
     states, axis = unmasked.entering[layer], row_axis(unmasked.entering[layer])
@@ -131,13 +133,13 @@ def packed(
         for key, given in by_id.items()
     }
 
-    def own_keys(index: int) -> dict[str, Any]:
+    def attention_arguments(index: int) -> dict[str, Any]:
         """Arguments by which each response attends to the prompt and to itself."""
         attention_mask = packed_attention[id(unmasked.attention_masks[index])]
         return {"attention_mask": attention_mask} | caches[index].argument(layers[index])
 
     def attend_to_own(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
-        return real(**arguments(layers[index], args, kwargs) | own_keys(index))
+        return real(**arguments(layers[index], args, kwargs) | attention_arguments(index))
 
     def after_prompt(_: int, pair: KeysAndValues) -> KeysAndValues:
         responses = [torch.cat([each[..., before:, :]] * copies, -2) for each in pair]
@@ -146,7 +148,7 @@ def packed(
     head_mask = masks.repeat_interleave(length, 0)[None]
     ids = unmasked.tokens(f.model)[:, before:].repeat(1, copies)
     positions = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
-    of_target, above = own_keys(layer), range(layer + 1, len(layers))
+    of_target, above = attention_arguments(layer), range(layer + 1, len(layers))
     given = {states_name(layers[layer]): entering} | of_target
     replaced: list[Replacement] = [
         *f.compiled(layers[layer + 1 :]),

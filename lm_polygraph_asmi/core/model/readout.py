@@ -59,7 +59,7 @@ def wide_product(
 
 
 def own_logits(f: MaskedModel, **inputs: Any) -> Tensor:
-    """Logits of an ordinary forward pass, in float32.
+    """Logits of the model's forward method as it is now, in float32.
 
     If the unembedding is a plain 16-bit `nn.Linear`, its product is summed and kept in 32 bits.
     Adapters, quantised modules and forward methods of others compute more, and keep their own.

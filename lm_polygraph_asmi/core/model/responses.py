@@ -27,7 +27,7 @@ def response_embeddings(
     prompt_ids: Int[Tensor, " P"],
     responses: Sequence[Sequence[int]],
 ) -> Float[Tensor, "N D"]:
-    """hidden_states[L // 2] (0 = embeddings) at the final token of each response (at least one), in
+    """hidden_states[L // 2] (0 = embeddings) at the final token of each of N >= 1 responses, in
     float32.
 
     Callers cut a response behind the token that is to be embedded (the setting `gate_token`). An

@@ -21,16 +21,16 @@ class Limits(NamedTuple):
 
 
 RERUN = Limits(1e-3, 0.1)
-"""Of |p - q| summed over the vocabulary, when a model runs the same text again."""
+"""Largest sum of |p - q| over the vocabulary, when a model runs the same text again."""
 MODULE = Limits(1e-3, 0.05)
-"""Of the relative distance of what a module returns for a position at another place."""
+"""Largest relative distance of what a module returns for a position when it stands elsewhere."""
 EMBEDDING = Limits(1e-4, 0.05)
-"""Of the relative distance of a response's embedding after a kept prompt."""
+"""Largest relative distance of a response's embedding after a kept prompt."""
 MIXES = 1e-3
 """A module mixes tokens if its inputs at a token differ, relatively, by more than this when another
 token changes."""
 LIMITS = {torch.float64: 1e-5, torch.float32: 2e-4}
-"""Of `variation` between masked and full passes, by type."""
+"""Largest `variation` between masked and full passes, by type."""
 LIMIT_16_BITS = 2e-2
 """The same in 16 bits and fewer.
 
@@ -39,9 +39,9 @@ SmolLM2-135M-Instruct). Wrong passes differed by 3e-3 to 0.6: the smallest of th
 bits, and not in 16.
 """
 READOUT = Limits(2e-4, 2e-3)
-"""Of `variation` between the readout of the final states and the model's own logits."""
+"""Largest `variation` between the readout of the final states and the model's own logits."""
 OUTSTANDING = 10.0
-"""A single position may differ by this many times the mean allowed."""
+"""A single position may differ by this many times what is allowed of the mean."""
 
 
 def limit(dtype: torch.dtype) -> float:

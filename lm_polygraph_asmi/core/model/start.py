@@ -25,7 +25,10 @@ from lm_polygraph_asmi.core.model.unmasked import UnmaskedPass
 
 
 def by_head(heads: Tensor, mask: Shaped[Tensor, "B n H"], rows: int) -> Float[Tensor, "B N W"]:
-    """Concatenated head outputs of some rows, each head times its mask."""
+    """Concatenated head outputs of some rows, each head times its mask.
+
+    `rows`: of `heads`. One row times the masks (B, 1, H) gives B rows.
+    """
     split = heads.reshape(rows, -1, mask.shape[-1], heads.shape[-1] // mask.shape[-1])
     return (split * mask[..., None].to(heads)).flatten(2)
 

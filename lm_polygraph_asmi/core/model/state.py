@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 
 class Seen(NamedTuple):
-    """A model as it was seen, without what it computes."""
+    """A model as it was seen, without buffers that it computes itself."""
 
     # Modules, tensors and forward methods; `Record.seen` has weak references to them.
     objects: list[Any]
-    trains: bool  # whether a module is in training mode, which is not of its state
+    trains: bool  # whether a module is in training mode; compared apart, not part of the state
     values: list[Hashable]  # versions and addresses of tensors, hooks, adapters, configuration
     traced: bool  # whether PyTorch counts every write to its tensors
     sums: list[int]  # of the weights read, see `watch`
@@ -224,7 +224,7 @@ def _sums(record: Record) -> list[int]:
 
 def foreign_modules(model: nn.Module) -> list[str]:
     """Paths of modules that have hooks, or a forward method of their own, of other code than
-    transformers and accelerate, which only record or fetch weights."""
+    transformers and accelerate. Theirs only record, or fetch weights."""
     paths = []
     for path, module in model.named_modules():
         code = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from lm_polygraph_asmi.config import module_paths, target_layer
+from lm_polygraph_asmi.config import SCOPES, module_paths, target_layer
 from lm_polygraph_asmi.core.model.devices import (
     check_distributions,
     dtypes_of,
@@ -99,7 +99,7 @@ def classes() -> dict[str, dict[str, str]]:
 
 
 def row_of(model: PreTrainedModel) -> dict[str, str] | None:
-    """The row of a model's class, or of that of transformers' which it inherits from."""
+    """The row of a model's class, or of the class of transformers that it inherits from."""
     listed = (kind for kind in type(model).__mro__ if kind.__name__ in classes())
     kind = next((k for k in listed if k.__module__.startswith("transformers.")), None)
     return None if kind is None else classes()[kind.__name__]
@@ -157,7 +157,7 @@ def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
         base, returns = _short_passes(model, path, projections, named.get("lm_head"))
         if "projection" in named:
             _check_named_projection(model, path, *next(iter(projections.items())))
-    passes = {} if row is None else {scope: row[scope] for scope in ("all", "response")}
+    passes = {} if row is None else {scope: row[scope] for scope in SCOPES if row[scope]}
     return Structure(
         base, path, len(layers), projections, heads, width, returns, passes, named.get("lm_head")
     )
@@ -165,7 +165,7 @@ def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
 
 def refusal(name: str, row: dict[str, str] | None, named: dict[str, str]) -> str | None:
     """Why heads of a class cannot be masked, by its row of the table; None if nothing is known."""
-    if row is not None and row["heads"] == "refused":  # then that column has the reason
+    if row is not None and row["heads"] == "refused":  # then the column "all" has the reason
         return f"{name} {row['all']}"
     if (row is None or row["heads"] != "by name") and "projection" not in named:
         return (
@@ -227,7 +227,7 @@ def _projections(
     kinds = getattr(config, "layer_types", None) or [None] * len(layers)
     for index, layer in enumerate(layers):
         paths = [at for at, _ in layer.named_modules() if at == named]
-        # In linear attention, a projection of such a name has other inputs than heads of a softmax.
+        # Layers of linear attention have no heads of a softmax, although a module has such a name.
         if named is None and kinds[index] != "linear_attention":
             paths = [at for at, _ in layer.named_modules() if f".{at}".endswith(PROJECTIONS)]
         if len(paths) > 1:
@@ -311,7 +311,7 @@ def _short_passes(
     inner = [f"{path}.{at}" for at in dict(model.get_submodule(path).named_children())]
     heads = [f"{inner[index]}.{at}" for index, at in projections.items()]
     other = tokens.clone()
-    other[0, -1] = tokens[0, 0]
+    other[0, -1] = tokens[0, -2]  # another token
     try:
         watched = [*outer, *inner, *heads, *([lm_head] if lm_head else [])]
         logits, calls = _watched(model, watched, tokens)
@@ -361,8 +361,8 @@ def _check_named_projection(model: PreTrainedModel, path: str, index: int, named
                    or any(p.ndim > 1 for p in module.parameters(recurse=False)))
     ]  # fmt: skip
     tokens = ordinary_tokens(model)
-    _, first = _watched(model, [layer, *inside], tokens)
-    tokens[0, 0] = tokens[0, -1]
+    _, first = _watched(model, [layer, *inside], tokens)  # the layer: do layers below mix tokens?
+    tokens[0, 0] = tokens[0, 1]  # another token
     _, second = _watched(model, [layer, *inside], tokens)
     mixing = []
     for at in [at for at in first if first[at] and second[at]]:

@@ -26,7 +26,7 @@ from lm_polygraph_asmi.core.model.unmasked import UnmaskedPass
 
 PACKED_POSITIONS = {"cpu": 256, "gpu": 4096}
 """Most response positions in one packed sequence. Scores of attention are computed for each pair of
-them, so longer ones cost a processor more than fewer passes save."""
+them, so on a processor longer ones cost more than fewer passes save."""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from lm_polygraph_asmi.core.model.structure import context_window
 class UnmaskedPass:
     """The unmasked pass of one example; the last token, which predicts nothing, does not run.
 
-    In this module, N is the number of tokens that run, T of them predict the response, and B is the
-    number of masks that run together.
+    Here and in `start` and `passes`, N is the number of tokens that run, T of them predict the
+    response, and B is the number of masks that run together.
     """
 
     input_ids: Int[Tensor, " tokens"]  # prompt and response, N + 1
@@ -45,11 +45,12 @@ class UnmaskedPass:
     # States that enter each target layer: (1, N, D), in some models with another axis. Masked
     # passes begin with them.
     entering: dict[int, Tensor]
-    # States that leave each target layer, of the last layer after the norm; no pass reads them.
+    # States that leave each target layer, of the last layer after the norm. For `Engine.read`; no
+    # masked pass reads them.
     leaving: dict[int, Float[Tensor, "T _"]]
     # Keys and values that layers below a target share with layers above, by layer.
     shared: dict[int, dict[str, KeysAndValues]] = field(default_factory=dict)
-    # What these layers return beside their states, by layer.
+    # What the layer right below each target returns beside its states, by its index.
     beside: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     # The next three are for scope "response". Of each layer from the lowest target on:
     attention_masks: dict[int, Tensor | None] = field(default_factory=dict)
@@ -145,8 +146,8 @@ def run_unmasked(
         if index in targets:
             entering[index] = states = given[states_name(layers[index])]
             axis = row_axis(states)
-            # Of the only row, positions first: (T, D), with all streams in D. A copy, since states
-            # at the other positions need not be kept.
+            # Of the only row, with positions first: (T, D), and all streams in D. A copy, since
+            # states at the other positions need not be kept.
             predicting = without_first(before, states_of(output), axis).select(axis, 0)
             leaving[index] = predicting.movedim(axis, 0).flatten(1).clone()
         return output

@@ -36,8 +36,6 @@ MAIN: tuple[Make, ...] = (
 """Items of the paper, in its order, up to the analysis of heads."""
 LAST: tuple[Make, ...] = (depths, screen, head_to_head, stability)
 """Items of the paper after the analysis of heads."""
-HEADS = "lm_polygraph_asmi.heads.items"
-"""Module with the items of the analysis of heads."""
 
 
 def every_report_item() -> list[Make]:
@@ -46,4 +44,4 @@ def every_report_item() -> list[Make]:
     Each returns items, or `MissingItem` with the reason why data are missing.
     """
     # Imported here to avoid a cycle, since the module imports this package.
-    return [*PAGE, *MAIN, *import_module(HEADS).REPORT_ITEMS, *LAST]
+    return [*PAGE, *MAIN, *import_module("lm_polygraph_asmi.heads.items").REPORT_ITEMS, *LAST]

@@ -45,7 +45,6 @@ FAMILIES = {
     "RAUQ": "attention", "RAUQ (entropy)": "attention",
 }  # fmt: skip
 """The paper's 17 baselines and their families. All other methods are "other"."""
-ASMI_FAMILY = "head masks"
 SAMPLING = {m for m, family in FAMILIES.items() if family == "samples"} | {"PTrueSampling"}
 """Baselines that depend on the sampled answers."""
 
@@ -59,7 +58,7 @@ def _families(groups: Sequence[RunGroup]) -> dict[str, str]:
     asmi = {method: config.depth for group in groups for method, config in group.methods.items()}
     others = dict.fromkeys((m for m in names if m not in FAMILIES and m not in asmi), "other")
     known = {m: family for m, family in FAMILIES.items() if m in names}
-    return known | others | dict.fromkeys(sorted(asmi, key=lambda m: asmi[m]), ASMI_FAMILY)
+    return known | others | dict.fromkeys(sorted(asmi, key=lambda m: asmi[m]), "head masks")
 
 
 def benchmark(groups: Sequence[RunGroup]) -> Items:

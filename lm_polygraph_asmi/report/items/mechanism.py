@@ -132,8 +132,9 @@ def cost(group: RunGroup) -> list[dict[str, Any]]:
             if all(other[name] == row[name] for name in ("scope", "S", "K", "depths"))
             and other["ASMI alone, marginal"] is not None
         }
-        ratio = both[SEQUENTIAL] / both[BATCHED] if len(both) == 2 else None
-        row["one at a time / batched"] = ratio
+        row["one at a time / batched"] = (
+            both[SEQUENTIAL] / both[BATCHED] if len(both) == 2 else None
+        )
     return [{"setting": group.label, **row} for row in rows]
 
 

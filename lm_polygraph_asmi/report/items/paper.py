@@ -32,7 +32,6 @@ OPERATING, HEAD_MASKS = 0.6, 300
 def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> Items:
     """Every number of the paper that the tables of these items also contain."""
     known = [group for group in groups if all(paper_setting(group))]
-    none = "no run has a model and data of the paper"
     beside = partial(_beside, groups=known, tables={item.name: item for item in made})
     return frame(
         "reproduction",
@@ -42,7 +41,9 @@ def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> It
         groups=known,
         digits=3,
         signed=("difference",),
-        otherwise="the tables of this report have none of them" if known else none,
+        otherwise="the tables of this report have none of them"
+        if known
+        else "no run has a model and data of the paper",
     )
 
 

@@ -106,11 +106,17 @@ def tokens_of(saved: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
     Columns: row (in the run), position (in its answer), mi, and criticality (H,).
     """
-    parts = []
-    for row, masked in enumerate(saved):
-        mi, criticality = np.asarray(masked["mi"]), head_criticality(masked["kl"], masked["masks"])
-        columns = {"position": np.arange(len(mi)), "mi": mi, "criticality": list(criticality)}
-        parts.append(pd.DataFrame(columns).assign(row=row))
+    parts = [
+        pd.DataFrame(
+            {
+                "position": np.arange(len(masked["mi"])),
+                "mi": np.asarray(masked["mi"]),
+                "criticality": list(head_criticality(masked["kl"], masked["masks"])),
+                "row": row,
+            }
+        )
+        for row, masked in enumerate(saved)
+    ]
     return pd.concat(parts, ignore_index=True)
 
 

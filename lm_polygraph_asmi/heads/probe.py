@@ -20,14 +20,15 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.core import algorithm
 from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.core.model import (
     MaskedModel,
     UnmaskedPass,
+    check_unmasked,
     masked_model,
     readout,
     run_subnetworks,
+    run_unmasked,
 )
 from lm_polygraph_asmi.core.model.memory import in_chunks
 from lm_polygraph_asmi.heads.analysis.heads import head_criticality
@@ -215,9 +216,8 @@ def predictions(
         return readout(f, masked.hidden[masked.index, position]).argmax(-1).cpu()
 
     with masked_model(model, used["attention"], used.get("structure")) as f:
-        unmasked = algorithm.unmasked_pass(
-            f, answer.input_ids, answer.prompt_length, [layer], used["scope"]
-        )
+        unmasked = run_unmasked(f, answer.input_ids, answer.prompt_length, [layer], used["scope"])
+        check_unmasked(f, unmasked)
         answer.check_model(f, unmasked)
         best = readout(f, unmasked.final_hidden[list(positions)]).argmax(-1).cpu()
         rows = [

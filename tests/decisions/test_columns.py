@@ -9,6 +9,7 @@ import pytest
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import Calibration, Decision, calibrate_rows, risk_threshold
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.sheet import key_of
 from lm_polygraph_asmi.tables import read_table
 from tests.decisions.conftest import done, run, table, write
 from tests.scoring.conftest import PROMPT
@@ -115,6 +116,23 @@ def test_a_row_without_the_number_is_not_decided(tmp_path):
     code, said = run("monitor", out, decided)
     words = "the accepted share is unknown", "1 rows that failed. Left out 1 empty answers"
     assert (code, [part for part in words if part not in said]) == (4, []), said
+
+
+def test_a_sample_to_label_is_of_all_accepted_answers_in_any_order(tmp_path):
+    out, samples = tmp_path / "c.json", []
+    calibrate_rows(drawn(0), 0.3, signal="column:unsure").save(out)
+    later = [row | {"unsure": 9 - 18 * (i % 4 > 0)} for i, row in enumerate(drawn(1, first=N))]
+    for order in (1, -1):
+        source = table(tmp_path / "in.csv", later[::order])
+        decided, sheet = (tmp_path / f"{order}.{suffix}" for suffix in ("jsonl", "csv"))
+        words = ("--calibration", out, "--out", decided, "--sheet", sheet, "--sample", 12)
+        done("decide", source, *words)
+        accepted = [row.content for row in read_table(decided) if row.content["accept"]]
+        keys = {row.content["key"] for row in read_table(sheet)}
+        samples.append(keys & {key_of(row) for row in accepted})
+        first = {key_of(row) for row in accepted[:12]}
+        assert (len(samples[-1]), samples[-1] == first) == (12, False)
+    assert samples[0] == samples[1]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,6 @@ ELSEWHERE = {
     "thinking",
 }  # fmt: skip
 """Names, without case and marks, of fields whose content belongs into the messages or answer."""
-NO_PROMPT = 'expected a text, or an object with a "prompt", got {}'
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
@@ -55,7 +54,6 @@ _OPEN = r"[\\\"'\s]*(?:(?:\w+:\s*)?-\s+|[A-Za-z_.]*[\[{(])[\[{(\s\\\"']*"
 _BEGINS = re.compile(
     rf"(?i){_OPEN}(?:{_SPEAKER}|{_PAIR})|\s*(?:role|from)\s*[:=]\s*['\"]?\w+['\"]?\s*\w+\s*[:=]"
 )
-_OPENS = re.compile(_OPEN)
 _SAYS = re.compile(rf"(?i){_SPEAKER}")
 _SAID = re.compile(r"(?i)\b(?:content|value|text|parts|data|message)[\\\"']*\s*[:=]")
 _PRINTED = re.compile(
@@ -189,16 +187,17 @@ def parse_row(row: Any) -> dict[str, Any]:
     """
     if isinstance(row, str):
         return {"prompt": row}
-    if not isinstance(row, Mapping):
-        raise ValueError(NO_PROMPT.format(describe_fields(row)))
-    given = {name: value for name, value in row.items() if value is not None}
+    fields = row.items() if isinstance(row, Mapping) else ()
+    given = {name: value for name, value in fields if value is not None}
     for name in given:
         if (meant := meant_field(name)) is not None:
             raise ValueError(
                 f"unknown field {name!r}: write {meant!r} if it is meant, or rename the field"
             )
     if "prompt" not in given and "messages" not in given:
-        raise ValueError(NO_PROMPT.format(describe_fields(row)))
+        raise ValueError(
+            f'expected a text, or an object with a "prompt", got {describe_fields(row)}'
+        )
     if "prompt" in given and "messages" in given:
         raise ValueError('expected one prompt, got two: "prompt" and "messages". Leave one out')
     if isinstance(messages := given.get("messages"), str):
@@ -311,7 +310,7 @@ def chat_as_text(text: str) -> bool:
     if _BEGINS.match(text):  # pairs of a role and a text
         return re.match(rf"(?i){_OPEN}{_PAIR}", text) is not None
     end = text.rstrip(" \t\r\n\\\"',;")[-1:]
-    closed = _OPENS.match(text) is not None and end in ("]", "}", ")")
+    closed = re.match(_OPEN, text) is not None and end in ("]", "}", ")")
     return closed and _SAYS.search(text) is not None and _SAID.search(text) is not None
 
 

@@ -26,8 +26,6 @@ SEPARATORS = (",", ";", "\t")
 """Separators in a CSV file. The first with which the header has a needed column is used."""
 AT_ONCE = 1000
 """Number of rows of a Parquet file that are in memory at the same time."""
-SHOWN = 8
-"""Number of columns that an error message lists."""
 
 
 class Row(NamedTuple):
@@ -240,7 +238,7 @@ def _check_columns(path: str | Path, names: list[str], needed: Collection[str]) 
     if needed and not {*names} & {*needed}:
         raise ValueError(
             f"{path}: expected a column {' or '.join(map(repr, needed))}, got "
-            f"{listed(map(repr, names), SHOWN) or 'none'}"
+            f"{listed(map(repr, names), most=8) or 'none'}"
         )
 
 

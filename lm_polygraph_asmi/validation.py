@@ -14,9 +14,6 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 
-UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
-"""Scripts without spaces between words, as the first word of their characters' Unicode names."""
-
 
 def check_number(name: str, value: object) -> None:
     """Raise ValueError unless `value` is a finite number. A string such as "1" is not a number."""
@@ -136,7 +133,9 @@ def identity(value: object) -> str:
 
 def is_unspaced(character: str) -> bool:
     """Whether a character belongs to a script without spaces between words."""
-    return unicodedata.name(character, "").startswith(UNSPACED)
+    return unicodedata.name(character, "").startswith(
+        ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+    )
 
 
 def check_new(out: str | Path, then: str = "name another file, or remove it") -> None:

@@ -39,7 +39,7 @@ CLAIMS = {
     "README.md": [
         "trained on {training labels} labels, beats",
         "by {P1, value} over seven settings",
-        "{P1 hindsight, value} if that is chosen in hindsight",
+        "{P1 hindsight, value} if the best is chosen in hindsight",
         "its AUROC is {P3a, size} below MSP's",
         "and {P3b, size} below perplexity's",
     ],

@@ -45,7 +45,7 @@ def test_every_setting_is_an_option_and_in_hydra():
         assert ASMIConfig(**given_settings(settings)) == ASMIConfig(**CHANGED)
 
     words = [word for name, value in CHANGED.items() for word in words_of(name, value)]
-    CliRunner().invoke(command, words, catch_exceptions=False)
+    assert CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
     node = composed("asmi_base", "asmi.seed=3").asmi
     assert (node.seed, node.scope) == (3, "all")
 

@@ -3,10 +3,12 @@
 import re
 
 import pytest
+from click.testing import CliRunner
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi import ASMIConfig
+from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.options import check_shell_stop
 from lm_polygraph_asmi.runs.checks import read_plan
 from tests.composing import run_of
@@ -30,6 +32,16 @@ def test_wrong_ones(stop):
     if stop in QUOTED:
         assert repr(stop.strip(" ")[1:-1]) in str(raised.value)
     assert ASMIConfig(stop=["\n", stop]).stop == ("\n", stop)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_each_one_of_a_command_line_is_looked_at(tmp_path, place):
+    (prompt := tmp_path / "in.txt").write_text("Who?")
+    stops = ["###", "END", "END"]
+    stops[place] = "'###'"
+    words = [word for stop in stops for word in ("--stop", stop)]
+    done = CliRunner().invoke(main, ["score", str(prompt), "--model", "smollm2", *words])
+    assert (done.exit_code, "wrapped in quotes" in done.output) == (1, True), done.output
 
 
 @pytest.mark.parametrize("stop", RIGHT)

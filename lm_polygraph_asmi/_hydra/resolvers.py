@@ -66,7 +66,9 @@ def _shipped_lists(node: str = "estimators") -> dict[str, list[Any]]:
 def _estimators(
     groups: Sequence[str], depths: Sequence[float] = (), *, _root_: DictConfig
 ) -> ListConfig:
-    """Join groups of estimators, which Hydra cannot do. Baselines in several groups occur once.
+    """Join groups of estimators, which Hydra cannot do.
+
+    With `depths`, the estimators of this package occur once for each depth, and baselines once.
 
     Raises:
         ValueError: a group is not a shipped list.

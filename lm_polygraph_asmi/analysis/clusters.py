@@ -27,8 +27,6 @@ RESAMPLES, PRR_RESAMPLES, CURVE_RESAMPLES, BAND_RESAMPLES = 2000, 10_000, 1000, 
 - `CURVE_RESAMPLES`: for standard errors over answers
 - `BAND_RESAMPLES`: for pointwise bands
 """
-SHARED = 80
-"""Two prompts share a passage only if they have at least this many characters in common."""
 SHARED_TEXTS = (
     r"\nStory: (.*?)\n\nQuestion: ",  # CoQA's story, as LM-Polygraph's prompts have it
     r"\nPassage:\n(.*)\nQuestion: ",  # SQuAD's passage in the paper's zero-shot prompt
@@ -194,7 +192,8 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
     for before, text in pairwise(distinct):
         common = len(commonprefix([before, text])) - start
         longer = max(len(before), len(text)) - start
-        key[text] = key[before] if common >= SHARED and 2 * common > longer else text
+        # Two prompts share a passage only if they have at least 80 characters in common.
+        key[text] = key[before] if common >= 80 and 2 * common > longer else text
     return [key[text] for text in texts]
 
 

@@ -118,7 +118,6 @@ def votes(top_tokens: Int[np.ndarray, "S T"], tokens: ArrayLike) -> list[Vote]:
     for position, token in enumerate(np.asarray(tokens).tolist()):
         counts = Counter(np.asarray(top_tokens)[:, position].tolist())
         agree = counts.pop(token, 0)
-        others = counts.most_common(1)
-        alternative, times = others[0] if others else (None, 0)
+        alternative, times = next(iter(counts.most_common(1)), (None, 0))
         by_position.append(Vote(agree / len(top_tokens), alternative, times / len(top_tokens)))
     return by_position

@@ -24,6 +24,7 @@ from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.core.model import (
     MaskedModel,
     UnmaskedPass,
+    check_unmasked,
     masked_model,
     readout,
     run_subnetworks,
@@ -106,11 +107,17 @@ def tokens_of(saved: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
     Columns: row (in the run), position (in its answer), mi, and criticality (H,).
     """
-    parts = []
-    for row, masked in enumerate(saved):
-        mi, criticality = np.asarray(masked["mi"]), head_criticality(masked["kl"], masked["masks"])
-        columns = {"position": np.arange(len(mi)), "mi": mi, "criticality": list(criticality)}
-        parts.append(pd.DataFrame(columns).assign(row=row))
+    parts = [
+        pd.DataFrame(
+            {
+                "position": np.arange(len(masked["mi"])),
+                "mi": np.asarray(masked["mi"]),
+                "criticality": list(head_criticality(masked["kl"], masked["masks"])),
+                "row": row,
+            }
+        )
+        for row, masked in enumerate(saved)
+    ]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -210,6 +217,7 @@ def predictions(
 
     with masked_model(model, used["attention"], used.get("structure")) as f:
         unmasked = run_unmasked(f, answer.input_ids, answer.prompt_length, [layer], used["scope"])
+        check_unmasked(f, unmasked)
         answer.check_model(f, unmasked)
         best = readout(f, unmasked.final_hidden[list(positions)]).argmax(-1).cpu()
         rows = [

@@ -29,8 +29,6 @@ from lm_polygraph_asmi.host.smollm2 import log, smollm2_source
 
 SMOLLM2 = "smollm2"
 """Name that loads the demo's model."""
-TOO_LOW = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
-"""Values of ONEDNN_MAX_CPU_ISA that exclude the instructions for bfloat16."""
 
 
 def load_model(
@@ -122,7 +120,9 @@ def has_bfloat16() -> bool:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
     caps = (os.environ.get(f"{name}_MAX_CPU_ISA") for name in ("ONEDNN", "DNNL"))
-    if next(filter(None, caps), "").upper() in TOO_LOW:
+    # These values exclude the instructions.
+    low = ["SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"]
+    if next(filter(None, caps), "").upper() in low:
         return False
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 

@@ -25,9 +25,6 @@ def _answers(run: Run, metric: str) -> Labelled:
     return Labelled(labels, [run.cluster_keys[i] for i in np.flatnonzero(finite)], quality)
 
 
-UNDEFINED = Interval(np.nan, np.nan, np.nan)
-
-
 class MethodPRR(NamedTuple):
     """The PRR of one method."""
 
@@ -42,7 +39,11 @@ def method_prrs(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str,
     intervals, differences = prr_intervals(scores, answers, pairs)
     errors = standard_errors([*scores.values()], answers)
     return {
-        name: MethodPRR(PRR(whole.value, error), whole, differences.get((name, MSP), UNDEFINED))
+        name: MethodPRR(
+            prr=PRR(whole.value, error),
+            interval=whole,
+            minus_msp=differences.get((name, MSP), Interval(np.nan, np.nan, np.nan)),
+        )
         for (name, whole), error in zip(intervals.items(), errors, strict=True)
     }
 

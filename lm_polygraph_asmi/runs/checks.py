@@ -49,10 +49,6 @@ from lm_polygraph_asmi.runs.rows import (
 )
 from lm_polygraph_asmi.validation import check_writable
 
-SAVED_PER_TOKEN = 2000
-"""Approximate bytes in a manager file for each token at each depth: 60 statistics of 8 bytes and,
-with at most 300 masks, the most likely token under each mask."""
-
 
 class Finding(NamedTuple):
     """A problem of a run, and what to do about it. If it is not fatal, it is only a warning."""
@@ -297,7 +293,9 @@ def check_disk(plan: Plan) -> Iterator[Finding]:
     tokens = config.get("max_new_tokens", ASMIConfig.max_new_tokens)
     seeds = len(config.get("seed") or [1])
     texts = sum(len(str(row.input).encode(errors="replace")) for row in plan.asked)
-    needed = seeds * (2 * texts + len(plan.asked) * depths * tokens * SAVED_PER_TOKEN)
+    # A manager file has about 2000 bytes for each token at each depth: 60 statistics of 8 bytes
+    # and, with at most 300 masks, the most likely token under each mask.
+    needed = seeds * (2 * texts + len(plan.asked) * depths * tokens * 2000)
     results, models = f"the results of {len(plan.asked)} rows take about", "what is missing takes"
     size = sum(need.to_download or 0 for need in plan.needs)
     taken = [(name, folder, needed, results) for name, folder in _folders(config).items()]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
 import datasets
@@ -42,7 +42,6 @@ from lm_polygraph_asmi.validation import (
 
 log = logging.getLogger("lm_polygraph")
 
-Item = TypeVar("Item")
 SELECTING = {
     "size": None, "subsample_seed": 1, "first": None, "sample": None, "sample_seed": 0,
     "sample_by": None, "shard": 0, "num_shards": 1,
@@ -50,8 +49,6 @@ SELECTING = {
 }  # fmt: skip
 """Entries of the node `data` that select rows of the source, and their defaults."""
 Table = list[dict[str, Any]]
-SQUAD = {"context", "question", "answers"}
-"""Columns of SQuAD. If a source has them, prompts are built from them."""
 
 
 WRITTEN_LIST = re.compile(
@@ -165,14 +162,14 @@ def sample(rows: list[DataRow], size: int, seed: int, by_cluster: bool = False) 
     return rows[:size]
 
 
-def subsample(items: list[Item], size: int | None, seed: int) -> list[Item]:
+def subsample(items: list[DataRow], size: int | None, seed: int) -> list[DataRow]:
     """The rows that LM-Polygraph's `subsample_eval_dataset` selects with a seed, in its order."""
     if size is None or size >= len(items):
         return items
     return [items[i] for i in np.random.RandomState(seed).choice(len(items), size, replace=False)]
 
 
-def shard_of(items: list[Item], shard: int, num_shards: int) -> list[Item]:
+def shard_of(items: list[DataRow], shard: int, num_shards: int) -> list[DataRow]:
     """The rows of shard `shard` (from 0): consecutive ones. Shard sizes differ by at most one."""
     if not 0 <= shard < num_shards:
         raise ValueError(f"expected data.shard in 0 ... {num_shards - 1}, got {shard}")
@@ -208,7 +205,7 @@ def read_data(
     else:
         table, revision = (table_of(name, text_column), None) if file else _load(source, split)
         columns = list(dict.fromkeys(column for row in table for column in row))
-        if text_column not in columns and {*columns} >= SQUAD:
+        if text_column not in columns and {*columns} >= {"context", "question", "answers"}:
             rows = _from_questions(questions_of(table), prompt_style, closed_book)
         elif closed_book or prompt_style != "paper":
             raise ValueError(

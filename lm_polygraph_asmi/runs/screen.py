@@ -27,9 +27,6 @@ from tqdm.std import tqdm
 
 log = logging.getLogger("lm_polygraph")
 
-SHOWN = ("lm_polygraph", "lm_polygraph_asmi", "hydra", "root", "__main__")
-"""Packages whose warnings are shown. Of other packages only errors are, since users cannot act on
-their warnings."""
 TIMED = {
     "GreedyProbsCalculator": "greedy",
     "SavedAnswersCalculator": "greedy",
@@ -160,8 +157,12 @@ class Screen(Processor):
 
     @staticmethod
     def shows(record: logging.LogRecord) -> bool:
-        """Whether a message is shown on the screen."""
-        return record.levelno >= logging.ERROR or record.name.partition(".")[0] in SHOWN
+        """Whether a message is shown on the screen.
+
+        Of other packages than these, only errors are, since users cannot act on their warnings.
+        """
+        known = ("lm_polygraph", "lm_polygraph_asmi", "hydra", "root", "__main__")
+        return record.levelno >= logging.ERROR or record.name.partition(".")[0] in known
 
 
 def _clock(seconds: float | None) -> str:

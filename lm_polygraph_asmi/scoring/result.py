@@ -35,10 +35,6 @@ NO_SCALE = (
     "Sem-ASMI ranked errors worse than MSP and perplexity, and added little to them; at 1.5B, the "
     "comparison was inconclusive."
 )
-CAPTION = (
-    "The most fragile tokens. Chosen by: share of masks under which the token is the most likely "
-    "one; alternative: the most frequent other choice, with its share."
-)
 
 
 @dataclass(frozen=True)
@@ -346,7 +342,11 @@ class Score(ScoredAnswer):
         """The texts and a table. The answer's characters cannot control the terminal."""
         yield Text(visible(self.scored_text))
         yield from map(Text, self.explanation)
-        yield Text(CAPTION, style="dim")
+        yield Text(
+            "The most fragile tokens. Chosen by: share of masks under which the token is the most "
+            "likely one; alternative: the most frequent other choice, with its share.",
+            style="dim",
+        )
         table = Table(
             "token", "u", "", "MI", "chosen by", "alternative", box=None, header_style="dim"
         )

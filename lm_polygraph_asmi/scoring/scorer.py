@@ -52,8 +52,6 @@ from lm_polygraph_asmi.scoring.text import (
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
 
-FEW_SAMPLES = "Fewer than two sampled answers are non-empty: no semantic discount (alpha near 0)."
-
 
 class Scorer:
     """A model prepared to score many answers.
@@ -399,7 +397,13 @@ class Scorer:
             structure=config.structure,
         )
         if len(responses) < 2:
-            request = request._replace(notes=(*request.notes, FEW_SAMPLES))
+            request = request._replace(
+                notes=(
+                    *request.notes,
+                    "Fewer than two sampled answers are non-empty: no semantic discount (alpha "
+                    "near 0).",
+                )
+            )
         return request, discount(config, diversity), diversity
 
 

@@ -24,11 +24,10 @@ class Signal(NamedTuple):
         """Names of the settings that the signal depends on."""
         if self.masked:
             return (*ASMIConfig.names("masks", "score"), "layer", "samples")
-        return UNMASKED_SETTINGS + (("depth", "layer", "structure") if self.states else ())
+        # The first two decide which tokens an answer has, and which of them the score counts.
+        return ("closing_token", "stop", *(("depth", "layer", "structure") if self.states else ()))
 
 
-UNMASKED_SETTINGS = ("closing_token", "stop")
-"""Settings that decide which tokens an answer has, and which of them the score counts."""
 LEARNED = "learned"
 """Name of the signal that is learned during calibration."""
 SIGNALS = {

@@ -13,9 +13,6 @@ from lm_polygraph_asmi.host.prompts import prompt_token_ids
 from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions, decode
 from lm_polygraph_asmi.inputs import Prompt
 
-CONTEXT = 4
-"""Prompt tokens decoded before an answer, since some tokenizers drop a text's first space."""
-
 
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str | None = None
@@ -114,10 +111,10 @@ def decoded(
 ) -> tuple[list[int], str]:
     """The prompt's last tokens, which are decoded before an answer, and the answer's text.
 
-    If the answer changes how these tokens are decoded, it is decoded alone, and no tokens are
-    returned.
+    These are four tokens, since some tokenizers drop a text's first space. If the answer changes
+    how they are decoded, it is decoded alone, and no tokens are returned.
     """
-    context = list(prompt_ids[-CONTEXT:])
+    context = list(prompt_ids[-4:])
     before, text = (decode(tokenizer, ids) for ids in (context, [*context, *answer_ids]))
     if text.startswith(before):
         return context, text[len(before) :]

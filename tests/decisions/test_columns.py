@@ -9,6 +9,7 @@ import pytest
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import Calibration, Decision, calibrate_rows, risk_threshold
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.sheet import key_of
 from lm_polygraph_asmi.tables import read_table
 from tests.decisions.conftest import done, run, table, write
 from tests.scoring.conftest import PROMPT
@@ -115,6 +116,19 @@ def test_a_row_without_the_number_is_not_decided(tmp_path):
     code, said = run("monitor", out, decided)
     words = "the accepted share is unknown", "1 rows that failed. Left out 1 empty answers"
     assert (code, [part for part in words if part not in said]) == (4, []), said
+
+
+def test_a_sample_to_label_is_of_all_accepted_answers(tmp_path):
+    """Those of the least keys, which are hashes."""
+    out, decided, sheet = (tmp_path / name for name in ("c.json", "d.jsonl", "s.csv"))
+    calibrate_rows(drawn(0), 0.3, signal="column:unsure").save(out)
+    later = [row | {"unsure": 9 - 18 * (i % 4 > 0)} for i, row in enumerate(drawn(1, first=N))]
+    words = ("--calibration", out, "--out", decided, "--sheet", sheet, "--sample", 12)
+    done("decide", table(tmp_path / "in.csv", later), *words)
+    accepted = [row.content for row in read_table(decided) if row.content["accept"]]
+    keys = list(map(key_of, accepted))
+    assert [row.content["key"] for row in read_table(sheet)] == sorted(keys)[:12]
+    assert sorted(keys)[:12] != sorted(keys[:12])
 
 
 @pytest.mark.parametrize(

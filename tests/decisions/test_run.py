@@ -121,7 +121,7 @@ def test_a_run_that_sampled_otherwise(tmp_path, sampled, differs):
 
 
 @pytest.mark.parametrize("variant", METHODS)
-def test_what_a_run_gives(planted, variant):
+def test_what_a_run_gives(planted, tmp_path, variant):
     found = calibrate_run(planted, 0.3, signal="score", method=variant, resamples=50)
     saved = runs.content()
     wrong = np.array(saved["gen_metrics"]["sequence", "AlignScore"]) < 0.5
@@ -139,6 +139,9 @@ def test_what_a_run_gives(planted, variant):
     assert {n: v for n, v in found.settings.items() if n not in beside} == own
     prr = found.signals[found.title].prr
     assert 0 < prr.low < prr.value < prr.high
+    shorter = runs.save(tmp_path / "run", runs.exchanged(saved, max_new_tokens=20))
+    of_shorter = calibrate_run(shorter, 0.3, signal="sem", resamples=20)
+    assert of_shorter.configured({}).max_new_tokens == 20
     # Naming all parameters of the run is naming none.
     named = {n: v for n, v in own.items() if n in ASMIConfig.names("masks", "score")}
     assert calibrate_run(planted, 0.3, signal="score", resamples=50, **named) == found

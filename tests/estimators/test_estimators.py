@@ -101,7 +101,7 @@ def test_a_statistic_left_out_of_the_config(estimator, needed):
     for missing in needed:
         found = stats() | {"asmi_diversity": [0.0, 0.5]}
         found.pop(missing)
-        with pytest.raises(KeyError, match=f"'{missing}'"):
+        with pytest.raises(KeyError, match=f"'{missing}' is missing.*stat_calculators"):
             estimator(found)
 
 

@@ -130,6 +130,15 @@ def test_what_cannot_be_probed(planted, monkeypatch):
     ):
         with pytest.raises(error, match=word):
             room.probe_tokens(*given, count=2)
+
+    def negate(_module, _given, output):
+        output.last_hidden_state = -output.last_hidden_state
+
+    with (
+        model.model.register_forward_hook(negate),
+        pytest.raises(RuntimeError, match="final states"),
+    ):
+        room.probe_tokens(*planted, count=2)
     run = scored_run(model, num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
     monkeypatch.setattr(room, "load_run", lambda _: run)
     with pytest.raises(ValueError, match=r"depth 0\.9 .*0\.6"):

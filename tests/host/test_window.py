@@ -33,7 +33,7 @@ def test_tokens_are_counted_as_the_host_does(tmp_path, monkeypatch, instruct):
     short = "x" * (WINDOW - 18)  # fits even with a token a byte
     assert instruct or window.too_long(short, 10) is None
     counted = [short] * instruct  # a template adds to it
-    for prompt in (*counted, short + "x", "\ufdfa" * 2):  # a letter that normalises to 18
+    for prompt in (*counted, short + "x", "\ufdfa" * 2, "北" * 8):  # of 18 letters, or 3 bytes
         with pytest.raises((TypeError, ValueError)):
             window.too_long(prompt, 10)
 

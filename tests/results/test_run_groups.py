@@ -36,6 +36,7 @@ def test_one_finite_mask_for_all_methods_and_one_without_any_score_is_left_out_a
     np.testing.assert_allclose(group.u_sem, [tokens.mean() for tokens in group.u_tokens])
     empty, rows = group.notes
     assert (empty.endswith(": None, NaN"), rows.startswith("2 of 60 rows")) == (True, True)
+    assert "RAUQ" in rows
     assert np.isfinite(group.scores.to_numpy()).all()
     # LM-Polygraph saves a statistic in those batches alone where it was made.
     saved["stats"]["asmi"].pop()

@@ -1,5 +1,6 @@
 """What is found before a model is loaded."""
 
+from functools import partial
 from subprocess import CompletedProcess
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -43,6 +44,16 @@ def test_a_config_that_cannot_be_read(name, overrides, said):
     for (text, fatal), start in zip(findings, said, strict=True):
         assert text.startswith(start)
         assert (text.count("\n"), fatal) == (0, True)
+
+
+def test_checks_build_each_estimator_once_and_make_no_folder(tiny, tmp_path, monkeypatch):
+    built = Mock(wraps=partial(checks.FactoryEstimator.__call__, checks.FactoryEstimator()))
+    monkeypatch.setattr(checks.FactoryEstimator, "__call__", built)
+    monkeypatch.chdir(tmp_path)
+    config = run_of("asmi_demo", f"model.path={tiny}", "model=asmi_local", "hydra.run.dir=x")
+    assert findings_of(read_plan(config)) == {name: [] for name in ("config", *CHECKS)}
+    assert built.call_count == len(config.estimators)
+    assert not (tmp_path / "x").exists()  # LM-Polygraph's asking for them saves them
 
 
 TWO = {"input": ["a", "b"], "output": ["x", "y"]}

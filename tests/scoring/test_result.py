@@ -79,6 +79,9 @@ def test_what_is_said_of_a_score(scored, method, how):
     assert one.explanation[0].startswith(
         f"{one.label}: {one.score:.4f} nats (0 to {one.highest:.2f}"
     )
+    of = {"mean": "mean", "sum": "sum", "max": "maximum"}[how]
+    assert one.explanation[0].endswith(f"the {of} over {tokens} tokens.")
+    assert replace(one, counted=1).explanation[0].endswith(f"the {of} over 1 token.")
     free = [f"{SIGNALS[n].title} {one.signals[n]:.4g}" for n in ("msp", "perplexity", "entropy")]
     assert [text in one.explanation[1] for text in free] == [True] * 3
     assert "no common scale" in one.explanation[-2]

@@ -81,6 +81,8 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
             for name, values in of_tokens.items():
                 tokens = [getattr(token, name) for token in found.tokens]
                 np.testing.assert_allclose(tokens, values, rtol=1e-9, err_msg=name)
+            others = [v.alternative and ending.tokenizer.decode([v.alternative]) for v in chosen]
+            assert [token.alternative for token in found.tokens] == others
             at = "" if "gate_token" in settings else "_second_last"
             diversity = {"adapt": pytest.approx(stats[f"asmi_diversity{at}"][row])}
             assert found.diversity == diversity.get(variant)

@@ -167,7 +167,7 @@ def test_padding_behind_an_end_is_no_answer(pad_is_eos):
 @pytest.mark.parametrize(
     ("stats", "said"),
     [
-        ({}, "greedy_tokens"),
+        ({}, "'greedy_tokens' is missing"),
         ({"greedy_tokens": [[]]}, "empty"),
         ({"greedy_tokens": [[7] * 256]}, "window of 256"),
         ({"greedy_tokens": [[7]], "input_tokens": [[4, 4, 4]]}, "other token ids"),

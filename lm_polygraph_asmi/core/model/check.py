@@ -25,8 +25,6 @@ LONGER = 2
 """Lengths up to this many times the longest that was compared are not compared again."""
 DIFFER_IN_ROUNDING = ("eager", "sdpa")
 """Two attention implementations whose results differ by rounding alone."""
-ROUNDINGS = 2.0
-"""In 16 bits, the limit is raised to this many times the difference of `DIFFER_IN_ROUNDING`."""
 
 
 class Differs(Exception):
@@ -101,8 +99,8 @@ def _difference(f: MaskedModel, truth: Float[Tensor, "T V"], states: Float[Tenso
 
 def largest_rounding(f: MaskedModel, unmasked: UnmaskedPass) -> float:
     """The largest `variation` from full passes that rounding explains. In 16 bits it takes a pass
-    with each of two attention implementations."""
-    return max(limit(lowest_precision(f.model)), ROUNDINGS * _rounding(f, unmasked))
+    with each of two attention implementations, and is raised to twice their difference."""
+    return max(limit(lowest_precision(f.model)), 2 * _rounding(f, unmasked))
 
 
 def _rounding(f: MaskedModel, unmasked: UnmaskedPass) -> float:

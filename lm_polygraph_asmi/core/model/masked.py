@@ -16,9 +16,6 @@ from lm_polygraph_asmi.core.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.core.model.state import findings
 from lm_polygraph_asmi.core.model.structure import Structure, output_embeddings, structure_of
 
-RECOMPILES = 64
-"""Kinds of layers and arguments that `torch.compile` keeps of one class before it gives up."""
-
 
 @dataclass(frozen=True)
 class MaskedModel:
@@ -102,8 +99,9 @@ def masked_model(
     Arguments are settings of `ASMIConfig`, `compiles` its `compile`. Raises TypeError: the heads
     cannot be masked; ValueError: as of `scoring_session`.
     """
-    # Layers of a class that differ in a number, such as a window, are compiled one by one.
-    options = {"specialize_float": True, "recompile_limit": RECOMPILES}
+    # Layers of a class that differ in a number, such as a window, are compiled one by one. Of each
+    # class, 64 kinds of layers and arguments are kept before `torch.compile` gives up.
+    options = {"specialize_float": True, "recompile_limit": 64}
     compiling = torch._dynamo.config.patch(options) if compiles else nullcontext()
     with scoring_session(model, attention), compiling:
         where = structure_of(model, structure)

@@ -16,8 +16,6 @@ from lm_polygraph_asmi.core.model.state import (
     record_of,
 )
 
-DEVICES = ("cpu", "cuda", "mps", "xpu")
-
 
 def attention_of(model: PreTrainedModel) -> str:
     """Name of the attention implementation in use, such as "sdpa" or "eager"."""
@@ -100,7 +98,7 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
     """
     record = record_of(model)
     with model_lock(model), ExitStack() as restored, changes() as undo:
-        for device in filter(torch.is_autocast_enabled, DEVICES):
+        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps", "xpu")):
             restored.enter_context(torch.autocast(device, enabled=False))
         current, outermost = attention_of(model), not record.in_session
         if outermost:

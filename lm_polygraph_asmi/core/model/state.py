@@ -17,9 +17,6 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-STRIDE = 16
-"""`model_state` reads every 16th row of one weight in each layer."""
-
 
 class Seen(NamedTuple):
     """A model as it was seen, without buffers that it computes itself."""
@@ -212,11 +209,11 @@ def _look(model: nn.Module, record: Record) -> Seen:
 
 
 def _sums(record: Record) -> list[int]:
-    """Sums modulo 2^64 of the bits of the rows read, one for each matrix watched."""
+    """Sums modulo 2^64 of the bits of every 16th row, one for each matrix watched."""
     sums: list[Tensor] = []
     for each in record.watched:
         if (tensor := each()) is not None:
-            rows = tensor.data[::STRIDE]
+            rows = tensor.data[::16]
             try:
                 total = rows.view(torch.int64).sum()
             except RuntimeError:  # rows of an odd number of bytes, or in another order

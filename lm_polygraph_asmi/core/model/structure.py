@@ -38,10 +38,6 @@ PROJECTIONS = (
 )  # fmt: skip
 """Ends of the path, inside a layer, of the projection of the concatenated head outputs; each after
 a dot, so that it is whole names."""
-OTHER_SENSES = ("vision", "image", "audio")
-"""Parts of paths of layers that do not read text."""
-NO_HEADS = ("linear_attention",)
-"""Types of layers without heads of a softmax, although a module has a name of `PROJECTIONS`."""
 TOKENS = 13
 """Tokens in the short passes."""
 NAME_THEM = "; or name the modules: structure='layers=...,projection=...,lm_head=...'"
@@ -212,7 +208,7 @@ def _layers(model: PreTrainedModel, named: str | None) -> tuple[str, list[nn.Mod
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList)
         and len(module) == number
-        and not any(sense in path for sense in OTHER_SENSES)
+        and not any(sense in path for sense in ("vision", "image", "audio"))
     }
     if named is None and not lists:
         raise TypeError(f"{name} has no list of {number} decoder layers{NAME_THEM}")
@@ -231,7 +227,8 @@ def _projections(
     kinds = getattr(config, "layer_types", None) or [None] * len(layers)
     for index, layer in enumerate(layers):
         paths = [at for at, _ in layer.named_modules() if at == named]
-        if named is None and kinds[index] not in NO_HEADS:
+        # Layers of linear attention have no heads of a softmax, although a module has such a name.
+        if named is None and kinds[index] != "linear_attention":
             paths = [at for at, _ in layer.named_modules() if f".{at}".endswith(PROJECTIONS)]
         if len(paths) > 1:
             raise TypeError(

@@ -25,7 +25,6 @@ from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 from lm_polygraph_asmi.results.runs import Run
 
 DAGGER = "†: not in the paper."
-NEEDS = f"no run saved masks and divergences of {FEWEST_MASKS} masks or more: needs asmi_heads"
 
 
 def dissected(group: RunGroup, depth: float) -> tuple[Run, list[dict[str, Any]]] | None:
@@ -52,7 +51,9 @@ def profiles(group: RunGroup, depth: float) -> pd.DataFrame:
     """
     run, saved = dissected(group, depth) or (None, [])
     if run is None or len(saved[0]["masks"]) < FEWEST_MASKS:
-        raise Unavailable(NEEDS)
+        raise Unavailable(
+            f"no run saved masks and divergences of {FEWEST_MASKS} masks or more: needs asmi_heads"
+        )
     if run.lacks(["asmi_entropy"]):
         raise Unavailable("asmi_entropy not saved")
     entropy = run.stats["asmi_entropy"]

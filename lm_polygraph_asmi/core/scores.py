@@ -1,9 +1,10 @@
 """Line 9 of Algorithm 1: from MI_t and A_t of the tokens to the score of the answer.
 
-Every score of an answer is `answer_score` of the tokens that count: all, or all but the one that
-closes the answer, which callers drop first (`ASMIConfig.counted`).
-Estimators call it for benchmark runs, and `Scorer` for single answers. A report aggregates what a
-run saved of the tokens. No torch is imported, so that a report does not need it.
+Every score of an answer is `aggregate` of the `token_scores` of the tokens that count, with
+`discount` as alpha. All tokens count, or all but the one that closes the answer, which callers
+leave out (`ASMIConfig.counted`). Estimators call these for benchmark runs, `Scorer` for answers,
+and `results.run_groups` for saved statistics. No torch is imported, so that a report does not need
+it.
 """
 
 import math
@@ -11,31 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float
 
 from lm_polygraph_asmi.config import ASMIConfig
 
-__all__ = ["adaptive_gate", "aggregate", "answer_score", "discount", "token_scores"]
+__all__ = ["adaptive_gate", "aggregate", "discount", "token_scores"]
 Value = TypeVar("Value", float, np.ndarray)
 
 _REDUCED: dict[str, Callable[..., Any]] = {"mean": np.mean, "sum": np.sum, "max": np.max}
-
-
-def answer_score(
-    config: ASMIConfig,
-    information: Float[np.ndarray, " T"],
-    agreement: Float[np.ndarray, " T"],
-    diversity: float | None = None,
-) -> float:
-    """The score of an answer, nats; higher = more uncertain.
-
-    Args:
-        information: MI_t of the tokens that count.
-        agreement: A_t of the same tokens.
-        diversity: div(x), which Adapt-ASMI needs.
-    """
-    alpha = discount(config, diversity)
-    return aggregate(token_scores(information, agreement, alpha), config.aggregation)
 
 
 def adaptive_gate(

@@ -72,8 +72,9 @@ class AnswerStatistics:
     top_token: Int[np.ndarray, "S T"]  # the most likely one
     mask_seed: int
     settings: Settings  # in use, with those derived for the model
-    unmasked_seconds: float  # until the unmasked pass has ended; other depths may share it
-    masked_seconds: float  # of this depth alone, self-checks included
+    # Until the unmasked pass has ended and was checked; other depths may share it.
+    unmasked_seconds: float
+    masked_seconds: float  # of this depth alone, with the self-check of masked passes
     reused: bool  # whether this depth was read from the result cache
     # The unmasked model's most likely tokens; None: stored by a release before 0.4.
     likeliest: Int[np.ndarray, " T"] | None = None

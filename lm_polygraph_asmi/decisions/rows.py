@@ -6,6 +6,7 @@ uncertainty (higher = more uncertain), "column:-NAME" a confidence (higher = mor
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,9 +98,8 @@ def calibrate_rows(
                     "a sorted sheet already has its unlabelled rows: leave --unlabelled out"
                 )
             asked = replace(asked, signal=sheet.order)
-            with placing(rows):
-                return _calibrate_sorted(every, sheet.labels.keys(), asked, about)
-    with placing(rows):
+            return _calibrate_sorted(every, sheet.labels.keys(), asked, about)
+    with placing(rows) if labels is None else nullcontext():  # else a label may be the sheet's
         known, about["left_out"] = _labelled_answers(every, asked)
     inputs = [row for row, _ in known]
     quality: list[Any] = [row.content.get("quality") for row in inputs]

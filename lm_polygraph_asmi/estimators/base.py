@@ -8,7 +8,7 @@ from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.core.mask_plan import operating_point
-from lm_polygraph_asmi.core.scores import answer_score
+from lm_polygraph_asmi.core.scores import aggregate, discount, token_scores
 
 
 def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
@@ -108,10 +108,10 @@ class MaskedHeadsEstimator(Estimator):
         scores = []
         for row, masked in enumerate(at_depth(stats, self.config.depth)):
             self._check_settings(masked["settings"])
-            example = {name: values[row] for name, values in others.items()}
-            counted = self.config.counted(len(masked["mi"]), example["asmi_closing"])
-            mi, agreement = (masked[name][:counted] for name in ("mi", "agreement"))
-            scores.append(answer_score(self.config, mi, agreement, self._diversity(example)))
+            example = masked | {name: values[row] for name, values in others.items()}
+            tokens = self._token_scores(example)
+            counted = self.config.counted(len(tokens), example["asmi_closing"])
+            scores.append(aggregate(tokens[:counted], self.config.aggregation))
         if not np.isfinite(scores).all():
             raise ValueError(
                 f"expected finite scores from {self}, got {scores}: the run stops, since "
@@ -129,6 +129,14 @@ class MaskedHeadsEstimator(Estimator):
                 f"{self} expects {different}, but the masked-heads calculator used "
                 f"{ {k: actual[k] for k in different} }: give both the same settings"
             )
+
+    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
+        """(T,) scores of the tokens, nats, from the fields of `asmi` and the other dependencies.
+
+        Estimators of other scores override it.
+        """
+        alpha = discount(self.config, self._diversity(example))
+        return token_scores(example["mi"], example["agreement"], alpha)
 
     def _diversity(self, example: Mapping[str, Any]) -> float | None:
         """div(x) of the sampled answers, from the other dependencies; None: not needed."""

@@ -24,7 +24,6 @@ from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.core.model import (
     MaskedModel,
     UnmaskedPass,
-    check_unmasked,
     masked_model,
     readout,
     run_subnetworks,
@@ -217,7 +216,6 @@ def predictions(
 
     with masked_model(model, used["attention"], used.get("structure")) as f:
         unmasked = run_unmasked(f, answer.input_ids, answer.prompt_length, [layer], used["scope"])
-        check_unmasked(f, unmasked)
         answer.check_model(f, unmasked)
         best = readout(f, unmasked.final_hidden[list(positions)]).argmax(-1).cpu()
         rows = [

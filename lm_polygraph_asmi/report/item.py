@@ -1,5 +1,6 @@
 """One table or figure of the report, and how its values become text."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -222,7 +223,8 @@ def text(value: Any, digits: int, signed: bool = False) -> str:
     """One value of a table as text. Undefined values become a dash."""
     value = bare(value)
     if isinstance(value, Interval | PRR):
-        least = ROUNDING * max(map(abs, value))
+        largest = max(map(abs, value))
+        least = ROUNDING * largest if math.isfinite(largest) else 0
         center, *ends = (text(0.0 if abs(n) < least else n, digits, signed) for n in value)
         if isinstance(value, PRR):
             return center if pd.isna(value.standard_error) else f"{center} ± {ends[0].strip('+')}"

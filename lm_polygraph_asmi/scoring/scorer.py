@@ -16,7 +16,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.core.engine import Engine, diversity_of
 from lm_polygraph_asmi.core.identity import model_key, tokenizer_key
 from lm_polygraph_asmi.core.model import plain_model, scoring_session, structure_of
-from lm_polygraph_asmi.core.scores import answer_score, discount
+from lm_polygraph_asmi.core.scores import aggregate, discount
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.host.prompts import rendered
@@ -130,9 +130,8 @@ class Scorer:
                 request, prompt_ids, stats.tokens.tolist(), stats.likeliest
             )
             tokens = tokens_of(stats, scored.scored_text, offsets, alpha, self.tokenizer)
-        mi, agreement = (values[: scored.counted] for values in (stats.mi, stats.agreement))
         return Score(
-            score=answer_score(config, mi, agreement, diversity),
+            score=aggregate([t.u for t in tokens[: scored.counted]], config.aggregation),
             tokens=tuple(tokens),
             msp=-float(np.sum(stats.log_likelihood[: scored.counted])),
             diversity=diversity,

@@ -6,6 +6,7 @@ import pytest
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators import adapt_asmi, asmi, sem_asmi
+from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 
 USED = ASMIConfig(num_masks=40, mask_rate=0.15).to_dict("masks") | {"num_heads": 32}
 MI = [np.array([0.4, 0.2, 0.0]), np.array([0.1])]
@@ -23,6 +24,15 @@ def stats(depth: float = 0.6, mi=MI, closing: bool = True, **settings) -> dict:
     }
 
 
+class Least(MaskedHeadsEstimator):
+    """An estimator of a user's."""
+
+    symbol = "Least"
+
+    def _token_scores(self, example):
+        return -example["agreement"]
+
+
 @pytest.mark.parametrize(
     ("estimator", "found", "expected"),
     [
@@ -37,6 +47,8 @@ def stats(depth: float = 0.6, mi=MI, closing: bool = True, **settings) -> dict:
         (ASMI(closing_token=False), stats(closing=False), [0.2, 0.1]),
         (ASMI(aggregation="sum"), stats(), [0.6, 0.1]),
         (ASMI(aggregation="max"), stats(), [0.4, 0.1]),
+        # Another score of the tokens, from other fields.
+        (Least(aggregation="max"), stats(), [-0.5, -0.25]),
         # A depth that was computed is the one that was written.
         (ASMI(depth=0.1 * 6), stats(), [0.2, 0.1]),
         # Settings that are not given follow the heads.

@@ -22,7 +22,6 @@ from lm_polygraph_asmi.core.model import (
     attention_of,
     check,
     choice,
-    comparison,
     forwards,
     masked_model,
     rounding,
@@ -169,12 +168,18 @@ def test_a_pass_that_is_wrong_or_fails_is_never_believed(scope, row, spoilt, mon
         assert f"Using {names[at + 1]!r} instead of {names[at]!r}" in said
 
 
-def test_an_error_of_full_passes_is_raised(monkeypatch):
-    fails = Mock(side_effect=KeyError("of a model"))
-    monkeypatch.setattr(check, "full_passes", fails)
-    monkeypatch.setitem(choice.PASSES, "all", dict.fromkeys(choice.PASSES["all"], fails))
-    with pytest.raises(KeyError, match="of a model"):
-        score(tiny_model("llama"))
+@pytest.mark.parametrize("all_fail", [True, False])
+def test_an_error_of_full_passes_is_raised(all_fail, monkeypatch):
+    """Also as the reference alone, when the faster pass is not to blame."""
+    fails, model = Mock(side_effect=KeyError("of a model")), tiny_model("llama")
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "full_passes", fails)
+        if all_fail:
+            patch.setitem(choice.PASSES, "all", dict.fromkeys(choice.PASSES["all"], fails))
+        with pytest.raises(KeyError, match="of a model"):
+            score(model)
+    score(model)
+    assert of_model(choice.passes_in_use, model, "all") == [choice.FULL if all_fail else "suffix"]
 
 
 class Unmasked(LlamaAttention):
@@ -355,7 +360,7 @@ def test_a_model_in_16_bits_may_differ_by_what_its_own_rounding_explains(
     """Measured on the model: the same pass under another attention implementation."""
     model = tiny_model("llama").to(torch.bfloat16)
     structure_of(model)
-    monkeypatch.setattr(comparison, "check_unmasked", lambda *_: None)
+    monkeypatch.setattr(subnetworks, "check_unmasked", lambda *_: None)
     monkeypatch.setattr(check, "variation", lambda *_: 0.035)
     monkeypatch.setattr(check, "_rounding", lambda *_: explained)
     score(model)

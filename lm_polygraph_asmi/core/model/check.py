@@ -27,8 +27,8 @@ DIFFER_IN_ROUNDING = ("eager", "sdpa")
 """Two attention implementations whose results differ by rounding alone."""
 
 
-class Differs(Exception):
-    """Masked passes differ from full passes by more than rounding."""
+class PassFailed(Exception):
+    """Masked passes raised an error, or differ from full passes by more than rounding."""
 
 
 def check_unmasked(f: MaskedModel, unmasked: UnmaskedPass) -> None:
@@ -61,7 +61,7 @@ def self_check(
     positions: int,
 ) -> None:
     """Compare masked passes with full passes, under the first and the last distinct mask, unless
-    answers of such lengths were compared before. Raises `Differs`.
+    answers of such lengths were compared before. Raises `PassFailed`.
 
     Args:
         states: final states under all masks.
@@ -82,7 +82,7 @@ def self_check(
     # The second limit is the larger, but takes passes.
     allowed = limit(lowest_precision(f.model))
     if differences[worst] > allowed and differences[worst] > largest_rounding(f, unmasked):
-        raise Differs(
+        raise PassFailed(
             f"it differs from full passes by a total variation of {differences[worst]:.2g} (mask "
             f"{worst + 1} of {len(masks)} distinct ones)"
         )

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import is_flash_attn_2_available
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.core.model.check import check_unmasked, largest_rounding
+from lm_polygraph_asmi.core.model.check import largest_rounding
 from lm_polygraph_asmi.core.model.choice import MASKABLE, passes_to_try, reads_keys_and_values
 from lm_polygraph_asmi.core.model.devices import execution_device
 from lm_polygraph_asmi.core.model.masked import MaskedModel, masked_model
@@ -59,7 +59,6 @@ def masked_log_probs(
     """
     keep_keys_and_values = reads_keys_and_values(f, [layer], scope)
     unmasked = run_unmasked(f, input_ids, prompt_length, [layer], scope, keep_keys_and_values)
-    check_unmasked(f, unmasked)
     subnetworks = run_subnetworks(f, unmasked, layer, masks, memory_budget)
     hidden, device = subnetworks.hidden, execution_device(f.lm_head)
     chunk = distributions_at_once(f.model, device, memory_budget) // hidden.shape[1]

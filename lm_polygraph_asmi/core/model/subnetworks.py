@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from lm_polygraph_asmi.core.model.check import Differs, self_check
+from lm_polygraph_asmi.core.model.check import PassFailed, check_unmasked, self_check
 from lm_polygraph_asmi.core.model.choice import (
     FULL,
     PASSES,
@@ -73,6 +73,7 @@ def run_subnetworks(
 
     Raises:
         ValueError: a layer without heads, or masks that are not (S, H) zeros and ones.
+        RuntimeError: see `check_unmasked`.
     """
     heads = f.num_heads(layer)
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
@@ -87,6 +88,7 @@ def run_subnetworks(
     keeps_all = distinct.bool().all(dim=1) & shortcut
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[keeps_all] = unmasked.final_hidden
+    check_unmasked(f, unmasked)
     if not keeps_all.all():
         budget = memory_budget or default_budget(unmasked.final_hidden.device)
         to_run = ~keeps_all
@@ -109,28 +111,31 @@ def _masked_states(
     while True:
         name = choice.first
         try:
-            states = _by_first_choice(f, unmasked, layer, masks, budget)
-        except (torch.OutOfMemoryError, FloatingPointError):
-            raise
-        except Exception as error:  # models raise different errors
-            if name == FULL:
-                raise
-            raised = "" if isinstance(error, Differs) else f"it raised {type(error).__name__}: "
+            states = _by_pass(name, f, unmasked, layer, masks, budget)
+        except PassFailed as error:
             choice.drop_first()
-            cause = f"{name!r} failed the self-check (scope {unmasked.scope}): {raised}{error}"
+            cause = f"{name!r} failed the self-check (scope {unmasked.scope}): {error}"
             warn_slower(f, unmasked, layer, len(masks), cause, name)
         else:
             choice.used = True
             return states
 
 
-def _by_first_choice(
-    f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Tensor, budget: int
+def _by_pass(
+    name: str, f: MaskedModel, unmasked: UnmaskedPass, layer: int, masks: Tensor, budget: int
 ) -> Float[Tensor, "B T D"]:
-    """Final states under each mask, which the self-check finds right; else it raises `Differs`."""
-    run = PASSES[unmasked.scope][passes_to_try(f, layer, unmasked.scope).first]
+    """Final states under each mask, by a pass of `PASSES`. Raises `PassFailed`: it raised an error,
+    but for full passes, whose own errors are raised; or the self-check finds it wrong."""
+    run = PASSES[unmasked.scope][name]
     at_once = _masks_per_pass(f, unmasked, len(masks), budget, run)
-    parts = in_chunks(partial(run, f, unmasked, layer), masks, at_once)
+    try:
+        parts = in_chunks(partial(run, f, unmasked, layer), masks, at_once)
+    except (torch.OutOfMemoryError, FloatingPointError):
+        raise
+    except Exception as error:  # models raise different errors
+        if name == FULL:
+            raise
+        raise PassFailed(f"it raised {type(error).__name__}: {error}") from error
     states = torch.cat(parts)
     copies_in_one_pass = max(map(len, parts)) if run is packed else 1
     positions = copies_in_one_pass * len(unmasked.final_hidden)

@@ -271,7 +271,7 @@ class ASMIConfig:
         return key | ({"stop": sorted(key["stop"] or ())} if "stop" in key else {})
 
     def same_but(self, other: "ASMIConfig", *names: str) -> bool:
-        """Whether settings of masks and score are equal, apart from the settings `names`.
+        """Whether settings of masks and score are equal, apart from `stop` and those in `names`.
 
         Settings that only Adapt-ASMI uses count if both are Adapt-ASMI.
         """

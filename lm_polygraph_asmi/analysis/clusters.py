@@ -173,9 +173,9 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
 
     If all prompts have the format of one of the paper's benchmarks, clusters are those of the paper
     (appendix "Head-to-Head Significance"): by CoQA's story, SQuAD's passage, or the whole prompt.
-    Otherwise, two prompts are in one cluster if they begin with the same text, and this text is
-    more than half of the longer prompt. A beginning that all prompts share is taken for an
-    instruction and ignored.
+    Otherwise, two prompts are in one cluster if they begin with the same text, and this text has at
+    least 80 characters and is more than half of the longer prompt. A beginning that all prompts
+    share is taken for an instruction and ignored.
 
     Example:
         >>> prompt = "\nStory: {}\n\nQuestion: {}".format

@@ -29,11 +29,11 @@ BANDS = {
 
 
 def tail_entropy_bound(missing: ArrayLike) -> Float[np.ndarray, "..."] | np.float64:
-    """Upper bound, in nats, of the entropy that a tail of mass m adds if it counts as one token.
+    """Upper bound, in nats, of the entropy that a tail of mass at most m adds as one token.
 
-    It is -m ln m, where m is limited to [0, 1/e] since -m ln m is largest at 1/e. `missing` is m,
-    of any shape; NaN raises ValueError. Source: appendix "Top-K Coverage Analysis" of the paper (m
-    = 0.045 gives 0.14).
+    It is -m ln m, where m is limited to [0, 1/e]: -m ln m is largest at 1/e, so a larger m does not
+    lower the bound. `missing` is m, of any shape; NaN raises ValueError. Source: appendix "Top-K
+    Coverage Analysis" of the paper (m = 0.045 gives 0.14).
 
     Example:
         >>> tail_entropy_bound([0.045, 1.0]).round(2).tolist()  # nats; never above 1/e

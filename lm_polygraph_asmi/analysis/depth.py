@@ -81,8 +81,8 @@ def depth_selection(sweeps: Sequence[Sweep]) -> DepthSelection:
         )
     # Settings with the same clusters are split in the same way, so that halves share no question.
     halves = np.array([_on_halves(sweep) for sweep in sweeps])
-    # In a split, leave out a setting if all answers of a half are equally good. Leave out the split
-    # if no setting remains.
+    # A half is averaged over the settings whose answers in it are not all equally good. Leave out
+    # the split if a half has no such setting.
     halves = halves[:, :, ~np.isnan(halves).all(axis=0).any(axis=(0, 2))]
     if not halves.size:
         raise ValueError(

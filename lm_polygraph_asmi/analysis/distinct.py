@@ -128,10 +128,10 @@ def residual_auroc(signal: ArrayLike, controls: ArrayLike, answers: Labelled) ->
 def distinct_signal(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -> DistinctSignal:
     """Residual and incremental error detection of a signal over its controls.
 
-    Models are fitted out of fold, in 5 folds that keep clusters whole. Intervals resample clusters,
-    with the fitted models held fixed. Since the model for the residual is linear, a curved function
-    of the controls can be detected, too, although it adds nothing. Source: table "app-distinct" of
-    the paper.
+    Models are fitted out of fold, in 5 folds that keep clusters whole; only those of the likelihood
+    ratio are fitted on all rows. Intervals resample clusters, with the fitted models held fixed.
+    Since the model for the residual is linear, a curved function of the controls can be detected,
+    too, although it adds nothing. Source: table "app-distinct" of the paper.
 
     Args:
         signal: (n,), not constant.

@@ -3,8 +3,8 @@
 It uses fixed sequence testing (Angelopoulos et al., 2021, arXiv 2110.01052). From a preset coverage
 on, thresholds are tested in ascending order. The first threshold whose risk cannot be shown ends
 the sequence, and the one before it is used. The test is exact binomial; if clusters have several
-answers, it uses only a share of them, one per cluster. If there are very many answers, sums over
-clusters are tested instead. The proofs are on the page of the guarantee.
+answers, it uses only a share of the answers, at most one per cluster. If there are very many
+answers, sums over clusters are tested instead. The proofs are on the page of the guarantee.
 """
 
 import math
@@ -121,14 +121,16 @@ def risk_threshold(
     """The largest threshold whose risk guarantee holds with at least this confidence.
 
     Two assumptions: clusters come from the same distribution as later ones, and no later cluster
-    has more answers than `largest`. If clusters have several answers, one per cluster tests
-    (`thinned_rows`). If there are very many answers, all of them test, by bets on sums over
-    clusters (`BETTING_FROM`).
+    has more answers than `largest`. If clusters have several answers, at most one per cluster tests
+    (`thinned_rows`). If clusters may have three or more answers, and there are very many answers,
+    all of them test, by bets on sums over clusters (`BETTING_FROM`); without `unlabelled`, those of
+    the clusters that choose do not.
 
-    The thresholds to test are the scores of the answers that test. Then the risk, as a function of
-    the threshold, must cross `risk` upwards at most once (see the page of the guarantee). Bets test
-    the scores of `CHOICE_SHARE` of the clusters, which also choose where to begin. With
-    `unlabelled`, the scores of those answers are tested, and the guarantee needs no such condition.
+    The thresholds to test are the scores of the answers that test. Then, as the threshold rises,
+    the risk must pass `risk` at most once, and stay above it from there on (see the page of the
+    guarantee). Bets test the scores of `CHOICE_SHARE` of the clusters, which also choose where to
+    begin. With `unlabelled`, the scores of those answers are tested, and the guarantee needs no
+    such condition.
 
     Args:
         scores: (n,), higher = more uncertain.

@@ -12,7 +12,8 @@ def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) 
 
     OVERRIDES are those of polygraph_eval, with one value each, so one job of a sweep is prepared.
     Sizes are printed first. After this, the run works without a connection (HF_HUB_OFFLINE=1).
-    Exits with status 1 if something could not be downloaded; everything else is downloaded.
+    Exits with status 1 if something could not be downloaded; everything else is downloaded, unless
+    the disk has no room for all that is missing.
     """
     from rich.console import Console
     from rich.filesize import decimal

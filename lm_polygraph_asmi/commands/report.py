@@ -36,7 +36,7 @@ def report(
     """Write a page on finished RUNS (folders or manager files): PRR, and PRR minus that of MSP.
 
     Runs over the same answers (with other masks, K, scope or seeds) are shown together. Writes
-    OUT/index.html with its figures in OUT/figures; with --format, also files in OUT/tables.
+    OUT/index.html with its figures in OUT/figures, and with --format csv, md or tex, OUT/tables.
     """
     from joblib import cpu_count
     from rich.console import Console

@@ -39,12 +39,12 @@ MINUTE = 60.0
 @click.option(
     "--out",
     type=click.Path(dir_okay=False),
-    help="File for the results: .jsonl or .parquet. If it exists, scoring resumes.",
+    help="File for the results: .jsonl or .parquet. A run that was stopped resumes.",
 )
 @click.option(
     "--sheet",
     type=click.Path(dir_okay=False),
-    help="With --out: CSV file to write, in which people label answers in the column `correct`.",
+    help="With --out: new .csv file, in which people label answers in the column `correct`.",
 )
 @click.option(
     "--surest-first",

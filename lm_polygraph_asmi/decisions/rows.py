@@ -205,7 +205,7 @@ def _calibrate_sorted(
 def write_ordered_sheet(
     scores: str | Path, sheet: str | Path, signal: str, largest: int | None = None
 ) -> int:
-    """Write a sheet of scored answers, sorted by a signal, one per cluster; return their number.
+    """Write a sheet of scored answers, sorted by a signal, at most one per cluster.
 
     Args:
         scores: a file that `score_file` wrote.
@@ -213,6 +213,9 @@ def write_ordered_sheet(
         signal: the signal that sorts answers, the most certain first, and later decides. "best" and
             "learned" are not possible.
         largest: most answers of one cluster in later use, as for `calibrate_rows`.
+
+    Returns:
+        The number of answers in the sheet.
     """
     known, _ = surest_first(scored_rows(scores), signal, largest)
     write_sheet((row.content for row, _ in known), sheet, f"{RANK}{signal}")
@@ -220,9 +223,10 @@ def write_ordered_sheet(
 
 
 def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> tuple[Answered, int]:
-    """Scored answers, one per cluster, the most certain first; and `largest`.
+    """Scored answers, at most one per cluster, the most certain first; and `largest`.
 
-    `largest` is the most answers of one cluster, if it is not passed. Clusters are thinned by it.
+    `largest` is the most answers of one cluster, if it is not passed. Clusters are thinned by it
+    (`thinned_rows`), so some have no answer.
     The draw is seeded with the keys of the rows, so the same answers give the same draw.
     """
     known = answered([row for row in rows if row.content.get("digest")], signal)

@@ -26,8 +26,8 @@ def plain_generation(config: GenerationConfig) -> GenerationConfig:
 def shipped_settings(config: GenerationConfig) -> dict[str, Any]:
     """Settings of a generation config that can change answers or probabilities, by name.
 
-    They are all settings that differ from transformers' defaults, so that settings of later
-    releases are included.
+    They are the settings that differ from transformers' defaults, without those of `HARMLESS` and
+    those that are off (False, None or empty), so that settings of later releases are included.
     """
     defaults = {
         **GenerationConfig().to_dict(),

@@ -156,7 +156,7 @@ class Repository:
         return f"is {here}, and {refusal}"
 
     def download(self) -> Path:
-        """Download all files, also of its base model, and return its folder.
+        """Download the needed files if one is missing, also of its base model; return its folder.
 
         Raises ConnectionError: a download failed. Files are downloaded one after the other: if
         several fail at once, each is retried for a minute.

@@ -62,7 +62,7 @@ def draw(
         generate: transformers' `generate` of the model, with the settings of sampling.
         model: the transformers model.
         read: returns what is kept of each sample.
-        states_at: number of the prompt's hidden states that `read` needs; None: none.
+        states_at: index of those hidden states of the prompt that `read` needs; None: none.
     """
     tested = (row_of(model) or {}).get("heads") == "by name"
     cache, before = _run_prompt(model, prompt, states_at) if tested else (None, None)
@@ -90,9 +90,10 @@ def _run_prompt(
 ) -> tuple[DynamicCache | None, Tensor | None]:
     """Run all of the prompt's tokens but the last, which generation runs.
 
-    Returns the cache of keys and values, and the hidden states with number `states_at` (older
+    Returns the cache of keys and values, and the hidden states with index `states_at` (older
     releases of transformers keep all hidden states during the pass). Both are None if the model
-    caches anything else; then each generation runs the whole prompt.
+    caches anything else or nothing, or if the prompt is one token; then each generation runs the
+    whole prompt.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     # These classes of layers hold only keys and values.

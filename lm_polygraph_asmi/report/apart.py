@@ -37,8 +37,8 @@ def compute_apart(
 ) -> None:
     """Compute each setting in a process of its own, and keep the values that `once` caches there.
 
-    Items that are made later find these values in their settings. With a single job, nothing is
-    computed here.
+    Items that are made later find these values in their settings. With a single job or setting,
+    nothing is computed here.
 
     Raises:
         ValueError, RuntimeError: an error in a process. The message names the setting.

@@ -132,7 +132,7 @@ class RunGroup:
 
     @cached_property
     def baselines(self) -> list[str]:
-        """All methods except ASMI's scores."""
+        """All methods except ASMI, Sem-ASMI and Adapt-ASMI; others of this package count."""
         return [method for method in self.scores if method not in self.methods]
 
     def need(self, *names: str) -> list[Any]:

@@ -230,7 +230,7 @@ def _finish_manifest(
 def _started_manifest(plan: Plan) -> dict[str, Any]:
     """The entries that the manifests of all seeds share at the start of a run."""
     config, hydra = plan.config, plan.config.hydra
-    # Resolving the dataset would save the rows again, in a folder that the end of the run removes.
+    # Resolving the dataset would save the rows, and name a folder that the end of the run removes.
     left_out = {"hydra", "dataset"} if plan.rows.chosen else {"hydra"}
     job = container(OmegaConf.masked_copy(config, [str(k) for k in config if k not in left_out]))
     choices, data = container(hydra.runtime.choices), job.get("data", {})

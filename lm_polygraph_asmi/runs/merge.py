@@ -50,9 +50,9 @@ class Merged(NamedTuple):
 def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merged], list[str]]:
     """Merge every complete setting found in some manager files or folders.
 
-    Files that were merged before are skipped. The files of a single setting go directly into `out`,
-    one per seed; those of several settings go into MODEL/DATASET below it. Returns the merged
-    settings, and errors: of settings that could not be merged, and of files that could not be read.
+    Files that a merge wrote are skipped. The files of a single setting go directly into `out`, one
+    per seed; those of several settings go into MODEL/DATASET below it. Returns the merged settings,
+    and errors: of settings that could not be merged, and of files that could not be read.
     """
     jobs, errors = _find_jobs(paths)
     merged = []
@@ -114,7 +114,7 @@ def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
             share = data.get("shard", 0), data.get("num_shards", 1)
             jobs.append((manager, manifest, manifest["status"], *setting, *share))
     if not jobs and not errors:
-        errors.append("nothing to merge: all of these files were merged already")
+        errors.append("nothing to merge: all of these files were written by a merge")
     columns = ["manager", "manifest", "status", "key", "seed", "name", "shard", "total"]
     return pd.DataFrame(jobs, columns=columns), errors
 

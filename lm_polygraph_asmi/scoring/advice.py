@@ -38,8 +38,8 @@ def special_warnings(
     """Warn of special tokens that are spelled out in texts, with their places.
 
     An end token at the end of an answer or sample is intended, so there is no warning for it. There
-    is none either for a text of a message that the chat template left out of the prompt it has
-    `written`.
+    is none either for a text of a message, other than its content, that the chat template left out
+    of the prompt it has `written`.
     """
     for name, text in request.texts():
         answered = name != "prompt" and " of message " not in name
@@ -166,10 +166,11 @@ def answer_warnings(
 
 
 def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> Iterator[str]:
-    """Warn if an answer begins with its prompt, or with the prompt's end, such as "<think>".
+    """Warn if an answer begins with its prompt or the prompt's end, such as "<think>".
 
-    An answer may rightly begin with words that end the prompt, for example in a list. So only two
-    repetitions count: of a mark, such as "Answer:", and of a whole line.
+    An answer may rightly begin with words that end the prompt, for example in a list. So only these
+    repetitions count: of a mark, such as "Answer:"; of a whole line; of a whole prompt of at least
+    four tokens; and anywhere in the answer, of the prompt's last `PROMPT_END` characters.
     """
     special, start = {*tokenizer.all_special_ids}, answer.lstrip().casefold()
     parts = groupby(prompt_ids, key=special.__contains__)

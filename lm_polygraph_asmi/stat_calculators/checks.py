@@ -52,8 +52,8 @@ def check_request(
     )
     if parameters.num_beams != 1:
         raise ValueError(
-            f"expected generation_parameters.num_beams=1, got {parameters.num_beams}: ASMI scores "
-            "the greedy answer, and beam search would find another one"
+            f"expected generation_parameters.num_beams=1, got {parameters.num_beams}: the "
+            "greedy answer is scored, and beam search would find another one"
         )
     needed, unknown = needed_calculators(estimator.stats_dependencies, available)
     if unknown:

@@ -64,8 +64,8 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
         "under random masks. Compare the rows of critical heads with those of random ones.",
         "Percentage of tokens whose most likely token changes with the ablation, compared with "
         "the same passes without an ablation; 95 % intervals over clusters (Wilson's if none or "
-        "all flip). Critical: heads by criticality on that token, highest first; heads of "
-        "negative criticality come last. Random: mean over the draws. " + DAGGER,
+        "all flip). Critical: heads by criticality on that token, highest first, so that heads of "
+        "negative criticality follow the positive ones. Random: mean over the draws. " + DAGGER,
         *(_note(group, probe) for group in found.groups for _, probe in probed(group)),
     ]
     return frame(

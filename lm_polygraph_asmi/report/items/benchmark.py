@@ -254,7 +254,7 @@ class VariantSweep(NamedTuple):
 
 
 def _sweeps(groups: Sequence[RunGroup]) -> Iterator[VariantSweep]:
-    """Variants scored at two or more depths, on settings with at least two clusters to halve."""
+    """Variants with at least two depths in common, on settings with at least two clusters."""
     for symbol in ("Adapt-ASMI", "Sem-ASMI"):
         swept = {c: _by_depth(c, symbol) for c in groups if c.answers.n_clusters > 1}
         swept = {c: methods for c, methods in swept.items() if len(methods) > 1}

@@ -185,7 +185,7 @@ def _rows_of_k(pair: PairOfK) -> list[dict[str, Any]]:
 def _token_correlation(*scored: tuple[RunGroup, str, Sequence[int]]) -> float | None:
     """Rank correlation of MI_t over the tokens of two triples (setting, method, rows).
 
-    None if MI_t was not saved, if answers differ in length, or if all values are equal.
+    None if MI_t was not saved, if answers differ in length, or if all values of one are equal.
     """
     saved = [(group.mi_of(method), rows) for group, method, rows in scored]
     tokens = [np.concatenate([mi[i] for i in rows]) for mi, rows in saved if mi]

@@ -46,8 +46,8 @@ def _distinct_figure(table: pd.DataFrame) -> Figure:
     "signal minus its linear fit on the controls. Paper's criterion: yes if the interval of the "
     "residual AUROC is above 0.5; negative if it is below, which means that the residual is "
     "higher for right answers. Incremental: AUROC of a logistic model with the signal minus that "
-    "of one without. LR: likelihood ratio. It assumes independent answers, so its p is nominal. "
-    "All uncorrected.",
+    "of one without. LR: likelihood ratio, of models fitted on all answers. It assumes "
+    "independent answers, so its p is nominal. All uncorrected.",
     "With the controls H(p̄) and mean H(p), whose difference is MI, only the contribution of the "
     "semantic kernel is left.",
     figure=_distinct_figure,

@@ -17,11 +17,11 @@ ROOT = PACKAGE.parent
 LINES, PARAMETERS = 60, 7
 """Most lines of a function besides its docstring, and most parameters."""
 CEILINGS = {
-    "lm_polygraph_asmi": 11_008,
-    "lm_polygraph_asmi/scoring": 1113,
-    "lm_polygraph_asmi/decisions": 923,
-    "tests": 11_992,
-    "scripts": 1225,
+    "lm_polygraph_asmi": 10_962,
+    "lm_polygraph_asmi/scoring": 1101,
+    "lm_polygraph_asmi/decisions": 917,
+    "tests": 11_453,
+    "scripts": 1202,
 }
 """Folder -> most statements of its modules."""
 WORDS = {"README.md": 800, "docs": 18_000}

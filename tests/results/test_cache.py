@@ -37,8 +37,10 @@ def test_what_was_put_is_found_by_another_process_start(tmp_path, monkeypatch):
         ResultCache(folder).put(key, RESULT)
         assert same(ResultCache(folder).get(dict(reversed(key.items())))) == found
     assert ResultCache(tmp_path).get(KEY | {"depth": 0.7}) is None
-    monkeypatch.setitem(cache.RELEASES, "torch", "another")
-    assert ResultCache(tmp_path).get(KEY) is None
+    for package in ("lm_polygraph_asmi", "lm-polygraph", "torch", "transformers"):
+        with monkeypatch.context() as patch:
+            patch.setitem(cache.RELEASES, package, f"not {cache.RELEASES[package]}")
+            assert ResultCache(tmp_path).get(KEY) is None
 
 
 def test_nothing_is_ever_thrown_away(tmp_path):

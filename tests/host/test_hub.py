@@ -1,6 +1,7 @@
 """What is said of repositories that a hub has, hides, lacks, or is silent about."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -86,6 +87,7 @@ def test_what_is_needed_of_a_repository(hub, tmp_path):
     assert before == (needed, sum(needed.values()), None, 3)
     assert model.download() == model.folder
     assert (model.missing(), model.size()) == ([], 0)
+    assert len(replace(model, revision="v2").missing()) == 3  # of which nothing is there
     assert Repository(OWN, part="part", kind="dataset").listed() == {"part/test.parquet": 99}
     (model.folder / "tokenizer.json").unlink()
     hub.silent.add(OWN)

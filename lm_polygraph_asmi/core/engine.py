@@ -211,6 +211,7 @@ class Engine:
 
         if len(responses) == 1:
             return run(responses[0])
+        # Sorted, so the first is the shortest, and has a state at each place where they differ.
         left = sorted(responses, key=len)
         that_ran, unmasked = left[0], run(left[0])
         while (place := first_difference(left)) is not None:
@@ -224,6 +225,7 @@ class Engine:
         chosen = left[0]  # others, if any, begin with it
         if chosen[:-1] != that_ran[:-1]:
             return run(chosen)
+        # The last token does not run, so these are the states of the one that ran.
         x_y = unmasked.input_ids.clone()
         x_y[-1] = chosen[-1]
         return replace(unmasked, input_ids=x_y)

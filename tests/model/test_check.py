@@ -388,6 +388,14 @@ def test_what_failed_the_check_stays_out_of_the_journal(monkeypatch):
     assert not engine.store.put.called
 
 
+def test_final_states_are_compared_with_caches_and_without(monkeypatch):
+    compared, model = Mock(wraps=check.own_logits), tiny_model("llama", "sdpa")
+    monkeypatch.setattr(check, "own_logits", compared)
+    for scope, number in (("all", 1), ("response", 2), ("all", 2), ("response", 2)):
+        score(model, scope=scope)
+        assert compared.call_count == number
+
+
 def test_what_a_changed_model_computed_is_not_stored(monkeypatch):
     engine = Engine(num_masks=6, mask_rate=0.4, store=Mock(get=lambda _: None))
     model, run = tiny_model("llama"), algorithm.token_statistics

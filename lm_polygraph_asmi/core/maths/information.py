@@ -77,7 +77,7 @@ def mutual_information(
 
     Raises:
         ValueError: K below 1, fewer than two masks, or rows that do not sum to one.
-        FloatingPointError: NaN or infinite log-probabilities.
+        FloatingPointError: NaN or plus infinity among the log-probabilities.
 
     Example:
         >>> certain = torch.eye(2)[:, None]  # two subnetworks, each certain of another token

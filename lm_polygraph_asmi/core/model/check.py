@@ -35,8 +35,9 @@ def check_unmasked(f: MaskedModel, unmasked: UnmaskedPass) -> None:
     """Raise RuntimeError if the final states of the unmasked pass do not give the model's
     distributions. Costs a pass for the first answer, and for one more than twice as long as the
     longest that was compared."""
-    longest = f.kept.setdefault(("unmasked", f.attention, f.compiles), [0])
-    length = len(unmasked.input_ids)
+    # A pass whose layers were given caches is another than one without.
+    key = "unmasked", f.attention, f.compiles, bool(unmasked.caches)
+    longest, length = f.kept.setdefault(key, [0]), len(unmasked.input_ids)
     if length <= LONGER * longest[0]:
         return
     difference = variation(_own_log_probs(f, unmasked), readout(f, unmasked.final_hidden))

@@ -50,7 +50,9 @@ def batch_bytes(
     if f.attention == "eager":
         # Scores, their masked copy and the softmax, which 16-bit models compute in 32 bits.
         per_query += max(10, 3 * size) * next(iter(structure.heads.values())) * keys
-    if packed:  # with the parts of an attention mask, and its form added to scores
+    # 4: keys and values, kept and joined with others. Packed, of the layer that runs; in rows, of
+    # every layer. 7: the parts of a packed attention mask, and its form that is added to scores.
+    if packed:
         return queries * (per_query + 7 * keys) + 4 * cached * structure.width * size
     kept = 4 * num_masks * structure.num_layers * structure.width * size * keys if cached else 0
     return queries * per_query + kept

@@ -142,6 +142,7 @@ def packed(
         return real(**arguments(layers[index], args, kwargs) | attention_arguments(index))
 
     def after_prompt(_: int, pair: KeysAndValues) -> KeysAndValues:
+        # Those of the prompt, and then those of the response, once for each mask.
         responses = [torch.cat([each[..., before:, :]] * copies, -2) for each in pair]
         return OneLayerCache(*pair).first(before).update(*responses)
 

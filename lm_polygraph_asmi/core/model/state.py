@@ -224,7 +224,7 @@ def _sums(record: Record) -> list[int]:
 
 def foreign_modules(model: nn.Module) -> list[str]:
     """Paths of modules that have hooks, or a forward method of their own, of other code than
-    transformers and accelerate. Theirs only record, or fetch weights."""
+    transformers and accelerate, which only record or fetch weights, and of this package."""
     paths = []
     for path, module in model.named_modules():
         code = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]

@@ -350,8 +350,7 @@ def _check_named_projection(model: PreTrainedModel, path: str, index: int, named
 
     The projection of the heads is the first module called, of those with a matrix, whose input at a
     later token depends on the first token: inputs of queries, keys and values do not, and an MLP
-    comes later.
-    This is tried in the first layer with heads. Nothing can be said where layers below mix tokens.
+    comes later. This is tried in the first layer with heads.
     """
     layer = f"{path}.{list(dict(model.get_submodule(path).named_children()))[index]}"
     inside = [
@@ -361,16 +360,16 @@ def _check_named_projection(model: PreTrainedModel, path: str, index: int, named
                    or any(p.ndim > 1 for p in module.parameters(recurse=False)))
     ]  # fmt: skip
     tokens = ordinary_tokens(model)
-    _, first = _watched(model, [layer, *inside], tokens)  # the layer: do layers below mix tokens?
+    _, first = _watched(model, [layer, *inside], tokens)
     tokens[0, 0] = tokens[0, 1]  # another token
     _, second = _watched(model, [layer, *inside], tokens)
     mixing = []
     for at in [at for at in first if first[at] and second[at]]:
         one, other = (calls[at][0][0].flatten(0, -2) for calls in (first, second))
-        rows_per_token = -(-len(one) // TOKENS)  # several in some modules; the first token's first
-        later, size = slice(rows_per_token, None), one.norm()
-        if one.shape != other.shape or (one - other)[later].norm() > MIXES * size:
+        first_token = -(-len(one) // TOKENS)  # rows of the first token, which was changed
+        if one.shape != other.shape or (one - other)[first_token:].norm() > MIXES * one.norm():
             mixing.append(at)
+    # Where layers below mix tokens, the input of the layer does, and nothing can be said.
     below_mixes = layer in mixing
     if not below_mixes and mixing[:1] != [f"{layer}.{named}"]:
         found = repr(mixing[0].removeprefix(f"{layer}.")) if mixing else "none"

@@ -149,6 +149,7 @@ def run_unmasked(
             # Of the only row, with positions first: (T, D), and all streams in D. A copy, since
             # states at the other positions need not be kept.
             predicting = without_first(before, states_of(output), axis).select(axis, 0)
+            # Without the row, `axis` is that of positions.
             leaving[index] = predicting.movedim(axis, 0).flatten(1).clone()
         return output
 

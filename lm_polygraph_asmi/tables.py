@@ -211,10 +211,13 @@ def write_parquet(records: Callable[[], Iterable[Mapping[str, Any]]], path: str 
         return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
 
     partial, left = Path(f"{path}.writing"), iter(records())
-    with parquet.ParquetWriter(partial, schema := pa.schema(types)) as writer:
-        while rows := list(islice(left, AT_ONCE)):
-            writer.write_batch(pa.record_batch([column(n, rows) for n in types], schema=schema))
-    partial.replace(path)
+    try:
+        with parquet.ParquetWriter(partial, schema := pa.schema(types)) as writer:
+            while rows := list(islice(left, AT_ONCE)):
+                writer.write_batch(pa.record_batch([column(n, rows) for n in types], schema=schema))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def plain(value: Any) -> Any:

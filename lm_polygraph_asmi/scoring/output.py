@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from lm_polygraph_asmi.files import locked, parse_json, partial_of, to_json
-from lm_polygraph_asmi.inputs import as_chat
+from lm_polygraph_asmi.inputs import LABELS, as_chat
 from lm_polygraph_asmi.scoring.rows import (
     Outcome,
     Row,
@@ -64,7 +64,8 @@ def score_file(
 
     An output row has the input's fields, an empty `correct` to be filled with a label, and the
     result's fields or an `error`. It is written as soon as its row is finished. Rows that already
-    have a result in OUT are kept with their labels; rows that failed are tried again.
+    have a result in OUT are kept with their labels, and get the input's other fields as they are
+    now; rows that failed are tried again.
 
     Args:
         scorer: a `Scorer`, or a `Decider`.
@@ -126,17 +127,20 @@ def record_of(
 
 
 def _keep_scored(file: "Output", source: str, rows: Sequence[Row], scorer: ScoresRows) -> set[int]:
-    """Remove rows without a result from the file, and return the numbers of the others."""
+    """Remove rows without a result from the file, and return the numbers of the others.
+
+    Input fields that are only copied, such as `cluster`, may have changed: they are copied again.
+    """
     contents, done = {row.number: row.content for row in rows}, set[int]()
 
-    def kept(record: dict[str, Any]) -> bool:
+    def kept(record: dict[str, Any]) -> dict[str, Any] | None:
         if not record.get("digest"):
-            return False
+            return None
         number = record.get("row")
         if number not in contents or not _same_request(contents[number], record):
             raise ValueError(
-                f"{file.path}: row {number} has another prompt or answer than in {source}: name "
-                "another file"
+                f"{file.path}: row {number} has another prompt, answer or samples than in "
+                f"{source}: name another file"
             )
         if not done and (others := scorer.differences(record)):
             raise ValueError(
@@ -144,7 +148,8 @@ def _keep_scored(file: "Output", source: str, rows: Sequence[Row], scorer: Score
                 f"({'; '.join(others)}): name another file, or use the same settings and model"
             )
         done.add(int(number))
-        return True
+        again = contents[number].keys() - {"prompt", "answer", *LABELS}
+        return record | {name: contents[number][name] for name in again}
 
     file.keep(kept)
     return done
@@ -159,6 +164,7 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
     return (
         record["prompt"] in (request.prompt, as_chat(str(request.prompt)))
         and request.answer in (None, record["answer"])
+        and record.get("samples") == content.get("samples")
         and record["settings"].get("template", {}) == request.template
     )
 
@@ -191,8 +197,11 @@ class Output:
                     ) from error
                 yield record
 
-    def keep(self, good: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep only the good rows of an existing file, and remove an incomplete last line."""
+    def keep(self, kept: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+        """Replace each row of an existing file by what `kept` makes of it; None: it is removed.
+
+        An incomplete last line is removed, too.
+        """
         written, partial = self.records(), Path(f"{self.lines}.kept")
         if not self.lines.exists() and self.path.exists():  # a finished Parquet file
             written = (row.content for row in read_table(self.path, ("row",)))
@@ -202,7 +211,7 @@ class Output:
             try:
                 with partial.open("w", encoding="utf-8") as file:
                     file.writelines(
-                        f"{to_json(record, str)}\n" for record in written if good(record)
+                        f"{to_json(record, str)}\n" for record in map(kept, written) if record
                     )
                 partial.replace(self.lines)
             finally:

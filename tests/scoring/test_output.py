@@ -139,6 +139,8 @@ def test_whatever_stops_a_run_the_same_call_goes_on(scorer, calls, tmp_path, suf
         )
         if draw.random() < 0.5:  # what failed is corrected
             given = [row if row["prompt"] else row | {"prompt": "Who?"} for row in given]
+        if draw.random() < 0.5:  # fields that are only copied change
+            given = [row | {"cluster": draw.choice("abc"), "id": 4} for row in given]
     failed = [row for row in given if not row["prompt"]]
     assert score_file(scorer, write(source, given), out) == len(failed)
     rows = contents(out)
@@ -171,6 +173,7 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tmp_path, suffix):
         (scorer, [ROWS[0] | {"prompt": "Who?"}, *rows[1:]], out.name, "row 1 has another"),
         (scorer, [ROWS[0] | {"prompt": None}, *rows[1:]], out.name, "row 1 has another"),
         (scorer, [ROWS[0] | {"answer": " 1931"}, *rows[1:]], out.name, "row 1 has another"),
+        (scorer, [ROWS[0] | {"samples": [" Orla"]}, *rows[1:]], out.name, "row 1 has another"),
         *((scorer, [*ROWS, WITH_DOCUMENTS | {"documents": documents}], out.name,
            "row 4 has another") for documents in (None, [{"text": "Orla"}])),
         (scorer, [ROWS[0] | {"score": 7, "row": 1, "tokens": "x"}], out.name,

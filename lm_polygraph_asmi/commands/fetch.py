@@ -23,7 +23,7 @@ def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) 
 
     composed = compose_run(config_name, config_dir, overrides)  # raises before slow imports
     from lm_polygraph_asmi.runs.checks import check_disk, read_plan
-    from lm_polygraph_asmi.runs.needs import download
+    from lm_polygraph_asmi.runs.needs import ROWS, download
 
     console = Console()
     plan = read_plan(composed, rows=False)
@@ -34,7 +34,9 @@ def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) 
         text = "?" if size is None else decimal(size) if size else "here"
         table.add_row(need.name, need.by, text)
     console.print(table)
-    faults += [finding.text for finding in check_disk(plan)] or download(plan.needs)
+    # `datasets` may have the rows although no hub answers: the plan read at the end tells.
+    needs = [need for need in plan.needs if need.by != ROWS or not need.problem]
+    faults += [finding.text for finding in check_disk(plan)] or download(needs)
     faults += read_plan(composed).faults.get("rows", [])
     if faults:
         raise ValueError("\n".join(dict.fromkeys(faults)))

@@ -172,15 +172,17 @@ class Work(NamedTuple):
 
         if not (self.sheet and self.out):
             return
+        thinning = ""
         if self.surest_first:
             from lm_polygraph_asmi.decisions.rows import write_ordered_sheet
 
-            write_ordered_sheet(self.out, self.sheet, self.surest_first, self.largest)
+            _, thinning = write_ordered_sheet(self.out, self.sheet, self.surest_first, self.largest)
         else:
             records = [row.content for row in read_table(self.out)]
             write_sheet(_sampled(records, self.sample) if self.sample else records, self.sheet)
-        alone = ", at most one a cluster" if self.surest_first else ""
-        click.echo(f"Sheet: {self.sheet}, rows: {sum(1 for _ in read_table(self.sheet))}{alone}")
+        click.echo(f"Sheet: {self.sheet}, rows: {sum(1 for _ in read_table(self.sheet))}")
+        if thinning:
+            click.echo(thinning)
 
     def _changed(self, content: dict[str, Any]) -> dict[str, Any]:
         """A row with the text of --answer as its answer; with --chat, its prompt becomes a chat."""

@@ -35,7 +35,7 @@ from lm_polygraph_asmi.scoring.result import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.sheet import RANK, is_sheet, key_of, write_sheet
 from lm_polygraph_asmi.scoring.signals import column_of
 from lm_polygraph_asmi.tables import Row, each, placing, read_table
-from lm_polygraph_asmi.validation import describe_fields
+from lm_polygraph_asmi.validation import describe_fields, listed
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
@@ -167,7 +167,7 @@ def _calibrate_sorted(
         asked: `signal` is the signal that sorts the sheet.
         about: other fields of `Calibration`.
     """
-    known, largest = surest_first(rows, asked.signal, asked.largest)
+    known, largest, _ = surest_first(rows, asked.signal, asked.largest)
     inputs = [row for row, _ in known]
     if keys != {key_of(row.content) for row in inputs}:
         raise ValueError(
@@ -204,7 +204,7 @@ def _calibrate_sorted(
 
 def write_ordered_sheet(
     scores: str | Path, sheet: str | Path, signal: str, largest: int | None = None
-) -> int:
+) -> tuple[int, str]:
     """Write a sheet of scored answers, sorted by a signal, at most one per cluster.
 
     Args:
@@ -215,19 +215,30 @@ def write_ordered_sheet(
         largest: most answers of one cluster in later use, as for `calibrate_rows`.
 
     Returns:
-        The number of answers in the sheet.
+        The number of answers in the sheet, and why clusters have none there; or empty.
     """
-    known, _ = surest_first(scored_rows(scores), signal, largest)
+    known, largest, together = surest_first(scored_rows(scores), signal, largest)
     write_sheet((row.content for row, _ in known), sheet, f"{RANK}{signal}")
-    return len(known)
+    if largest == 1:
+        return len(known), ""
+    such = f", such as rows {listed(together, most=3)}" if len(together) == largest else ""
+    return len(known), (
+        f"An answer is in the sheet with chance 1 in {largest}, since a cluster may have {largest} "
+        f"answers{such}. For a longer sheet, keep one row of each cluster, now and in later use."
+    )
 
 
-def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> tuple[Answered, int]:
-    """Scored answers, at most one per cluster, the most certain first; and `largest`.
+def surest_first(
+    rows: Sequence[Row], signal: str, largest: int | None
+) -> tuple[Answered, int, list[int]]:
+    """Scored answers, at most one per cluster, the most certain first.
 
-    `largest` is the most answers of one cluster, if it is not passed. Clusters are thinned by it
-    (`thinned_rows`), so some have no answer.
-    The draw is seeded with the keys of the rows, so the same answers give the same draw.
+    Clusters are thinned by `largest` (`thinned_rows`), so some have no answer. The draw is seeded
+    with the keys of the rows, so the same answers give the same draw.
+
+    Returns:
+        The answers; `largest`, or the most answers of one cluster if it is None; and the numbers of
+        the rows of the largest cluster.
     """
     known = answered([row for row in rows if row.content.get("digest")], signal)
     if not known:
@@ -236,11 +247,13 @@ def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> tuple
         raise ValueError(f"expected a signal of {', '.join(computed)}; got {signal!r}")
     known.sort(key=lambda pair: key_of(pair[0].content))
     codes = cluster_codes(clusters_of([row for row, _ in known]))
-    largest = largest or int(np.bincount(codes).max())
+    sizes = np.bincount(codes)
+    together = [known[place][0].number for place in np.flatnonzero(codes == sizes.argmax())]
+    largest = largest or int(sizes.max())
     seed = crc32("".join(key_of(row.content) for row, _ in known).encode())
     alone = [known[place] for place in thinned_rows(codes, largest, seed)]
     alone.sort(key=lambda pair: pair[1].signals[signal])
-    return alone, largest
+    return alone, largest, sorted(together)
 
 
 def _described(known: Answered) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def test_labels_from_the_surest_on(scored, tmp_path, labelled, skipped, outcomes
     """The next test is marked, of as many labels as are told."""
     scores, sheet, page = (tmp_path / name for name in ("s.jsonl", "labels.csv", "page.html"))
     write(scores, [row | {"correct": None} for row in scored])
-    assert write_ordered_sheet(scores, sheet, "msp") == 38
+    assert write_ordered_sheet(scores, sheet, "msp")[0] == 38
     rows = [row.content for row in read_table(sheet)]
     for rank, row in enumerate(rows[:labelled]):
         row["correct"] = "" if rank in skipped else rank % 6 != 5 and rank < 30

@@ -220,6 +220,8 @@ def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
             assert entry.name == name
     masks = calculator(resolved, "MaskedHeadsCalculator")
     assert (masks.cfg.num_masks, masks.stats) == (7, list(MASKED_HEADS))
+    assert composed_run.asmi.keys() == compose_run("asmi_demo").asmi.keys()
+    assert masks.cfg.result_cache.endswith("workdir/result_cache")  # so that it resumes
     if "adapt_asmi" in added:
         assert calculator(resolved, "SamplingGenerationCalculator").cfg.samples_n == 4
     assert [at for at, c in enumerate(resolved.stat_calculators) if c == "auto"] == [0]

@@ -44,7 +44,6 @@ from lm_polygraph_asmi.runs.screen import screen
 log = logging.getLogger("lm_polygraph")
 
 STOPPED = "polygraph_eval stopped before loading the model"
-AGAIN = "start the run again in this folder, and it resumes from the answers in its result cache"
 FULL_DISK = 2**20
 """If fewer bytes are left on the disk, any error of a run is reported as a full disk."""
 Main = Callable[[Any], Any]
@@ -118,6 +117,13 @@ def _job_of_sweep(config: DictConfig, main: Main, argument: Any) -> Any:
     raise JobFailed(job, reason)
 
 
+def _again(config: DictConfig) -> str:
+    cache = OmegaConf.select(config, "asmi.result_cache")
+    return "start the same command again" + f", and it resumes from the answers in {cache}" * bool(
+        cache
+    )
+
+
 def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
     """Check a run, then do it. Its locks are released and its replacements undone in any case.
 
@@ -140,12 +146,12 @@ def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
         if not folder.is_dir() or shutil.disk_usage(folder).free >= FULL_DISK:
             raise
         raise SystemExit(
-            f"no room is left in {folder} ({error}): free some space, then {AGAIN}"
+            f"no room is left in {folder} ({error}): free some space, then {_again(config)}"
         ) from error
     except KeyboardInterrupt as signal_number:
         if config.hydra.mode == RunMode.MULTIRUN:  # ends the sweep as well
             raise
-        print(f"interrupted: {AGAIN}", file=sys.stderr)
+        print(f"interrupted: {_again(config)}", file=sys.stderr)
         raise SystemExit(128 + int(*signal_number.args or (signal.SIGINT,))) from None
     print(
         f"Table of the results: polygraph_asmi results {shlex.quote(str(folder))}", file=sys.stderr

@@ -32,7 +32,7 @@ from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.inputs import LABELS
 from lm_polygraph_asmi.scoring.provenance import NAMES, loadable, names_that_count
 from lm_polygraph_asmi.scoring.result import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.sheet import RANK, is_sheet, key_of, write_sheet
+from lm_polygraph_asmi.scoring.sheet import is_sheet, key_of, write_sheet
 from lm_polygraph_asmi.scoring.signals import column_of
 from lm_polygraph_asmi.tables import Row, each, placing, read_table
 from lm_polygraph_asmi.validation import describe_fields, listed
@@ -218,7 +218,7 @@ def write_ordered_sheet(
         The number of answers in the sheet, and why clusters have none there; or empty.
     """
     known, largest, together = surest_first(scored_rows(scores), signal, largest)
-    write_sheet((row.content for row, _ in known), sheet, f"{RANK}{signal}")
+    write_sheet((row.content for row, _ in known), sheet, signal)
     if largest == 1:
         return len(known), ""
     such = f", such as rows {listed(together, most=3)}" if len(together) == largest else ""

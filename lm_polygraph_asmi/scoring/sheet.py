@@ -1,9 +1,9 @@
 """Sheets of labels: CSV files in which people label answers with any spreadsheet program.
 
 A sheet is joined to its scores by the column `key` alone, which consists of letters that no
-spreadsheet changes. Prompts, answers and signals are there for people to read, and a spreadsheet
-may change them. One mistake is detected: if a key stands beside the prompt and answer of another
-key, a person has moved it.
+spreadsheet changes. The key also tells which signal sorts the sheet, if one does. Prompts, answers
+and signals are there for people to read, and a spreadsheet may change them. One mistake is
+detected: if a key stands beside the prompt and answer of another key, a person has moved it.
 """
 
 import csv
@@ -20,8 +20,6 @@ from lm_polygraph_asmi.tables import Row, read_table
 COLUMNS = ("key", "prompt", "answer", "correct")
 READ = (*LABELS, "cluster")
 """Columns that are read from a sheet, besides the key."""
-RANK = "rank by "
-"""Prefix of a column that numbers the answers by a signal, the most certain first."""
 LONGEST = 30_000
 """Most characters in a cell. A spreadsheet splits cells longer than 32,767 characters."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -35,9 +33,12 @@ class Sheet(NamedTuple):
     order: str | None  # the signal that sorts the sheet, the most certain answer first; None: none
 
 
-def key_of(record: Mapping[str, Any]) -> str:
-    """The key of a scored row: 16 letters that encode a hash of its digest and row number."""
-    text = f"{record['digest']} {record.get('row')}"
+def key_of(record: Mapping[str, Any], order: str = "") -> str:
+    """The key of a scored row: 16 letters that encode a hash of its digest and row number.
+
+    `order`: the signal that sorts the sheet; empty for the key in an unsorted sheet.
+    """
+    text = f"{record['digest']} {record.get('row')}{order and f' by {order}'}"
     return "".join(chr(ord("a") + int(digit, 16)) for digit in short_hash(text))
 
 
@@ -47,14 +48,14 @@ def is_sheet(content: Mapping[str, Any]) -> bool:
     return named and re.fullmatch("[a-p]{16}", str(content["key"])) is not None
 
 
-def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: str = "") -> None:
+def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, order: str = "") -> None:
     """Write a sheet from rows that `score_file` wrote. Rows without a result are left out.
 
-    `rank`: name of a column that numbers the rows. Raises ValueError: the file exists and may hold
-    labels.
+    `order`: the signal by which the rows are sorted, the most certain answer first; a column
+    numbers them. Raises ValueError: the file exists and may hold labels.
     """
     scored = [record for record in records if record.get("digest")]
-    first = scored[0] if scored else {}
+    first, rank = scored[0] if scored else {}, order and f"rank by {order}"
     more = [rank] * bool(rank) + ["accept"] * ("accept" in first)
     names = [*COLUMNS, *more, *(first.get("signals") or {})]
     with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
@@ -62,7 +63,7 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: st
         table = csv.DictWriter(file, names, extrasaction="ignore")
         table.writeheader()
         for number, record in enumerate(scored, start=1):
-            shown = {"key": key_of(record), rank: number, **_texts(record)}
+            shown = {"key": key_of(record, order), rank: number, **_texts(record)}
             table.writerow({**record, **(record.get("signals") or {}), **shown})
 
 
@@ -94,23 +95,28 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
 
     `records`: the scored rows. Raises ValueError with the row's number if a key is missing,
     unknown, repeated, or beside the prompt and answer of another key; or if a column's name is
-    almost that of a label.
+    almost that of a label; or if rows are of several sheets.
     """
     if Path(path).suffix.lower() not in (".csv", ".tsv"):
         raise ValueError(f"{path}: expected a sheet of labels, a .csv or .tsv file")
-    texts = {key_of(each): _letters(_texts(each)) for each in records if each.get("digest")}
-    rows = dict[str, Row]()
-    order: str | None = None
+    scored = [each for each in records if each.get("digest")]
+    texts = {key_of(each): _letters(_texts(each)) for each in scored}
+    ordered = {
+        key_of(each, name): (key_of(each), name)
+        for each in scored
+        for name in each.get("signals") or ()
+    }
+    rows, orders = dict[str, Row](), set[str | None]()
     for row in read_table(path, ("key",), strict_text=False):
         place = f"{path}, row {row.number}"
         if row.error is not None:
             raise ValueError(f"{place}: {row.error}")
         if row.number == 1:
             _check_columns(path, row.content)
-            order = _order_of(row.content)
         if all(value is None for value in row.content.values()):
             continue  # a blank row, which spreadsheets add
         key = str(row.content["key"] or "").strip().lower()
+        key, order = ordered.get(key, (key, None))
         if key not in texts:
             problem = f"no scored row has the key {key!r}" if key else "the row has no key"
             raise ValueError(
@@ -118,6 +124,11 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
             )
         if (first := rows.setdefault(key, row)) is not row:
             raise ValueError(f"{place}: row {first.number} has the same key: remove one of them")
+        orders.add(order)
+    if len(orders) > 1:
+        raise ValueError(
+            f"{path}: the rows are of several sheets: label each sheet in its own file"
+        )
     shown = {key: _letters(row.content) for key, row in rows.items()}
     every, elsewhere = {*texts.values()}, {*shown.values()}
     # A key was moved only if its own texts appear beside another key; otherwise texts changed.
@@ -136,12 +147,7 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
         key: {n: row.content[n] for n in READ if row.content.get(n) is not None}
         for key, row in rows.items()
     }
-    return Sheet(labels, order)
-
-
-def _order_of(names: Iterable[str]) -> str | None:
-    ranks = (name.strip() for name in names if name.strip().lower().startswith(RANK))
-    return next((name[len(RANK) :].lower() for name in ranks), None)
+    return Sheet(labels, *orders or (None,))
 
 
 def _check_columns(path: str | Path, names: Iterable[str]) -> None:

@@ -88,7 +88,7 @@ def opened_and_saved(path, draw, labels):
     keys = [row[0] for row in rows]
     for row in rows:
         row[3] = labels.get(row[0], "")
-        for at in (1, 2, 5, 6):  # what a spreadsheet, or a person, makes of texts and numbers
+        for at in (1, 2, -2, -1):  # what a spreadsheet, or a person, makes of texts and numbers
             row[at] = draw.choice([row[at], f" {row[at]}", "", "#NAME?", "1,5", "né\n\x0b", "1931"])
         row[0] = draw.choice([row[0], row[0].upper(), f" {row[0]} ", row[0].title()])
     draw.shuffle(rows)
@@ -110,12 +110,15 @@ def opened_and_saved(path, draw, labels):
 def test_labels_reach_their_answers(tmp_path, seed):
     draw, made, path = random.Random(seed), records(), tmp_path / "labels.csv"
     made[0]["correct"] = True  # labels of a sheet take the place of the rows' own
-    write_sheet(made, path, "rank by msp")
-    keys = draw.sample([key_of(record) for record in made[:-1]], draw.randint(4, 12))
-    labels = opened_and_saved(path, draw, {key: draw.choice(list(WORDS)) for key in keys})
+    by = draw.choice(["", "msp"])
+    write_sheet(made, path, by)
+    plain = {key_of(record, by): key_of(record) for record in made[:-1]}
+    keys = draw.sample(sorted(plain), draw.randint(4, 12))
+    found = opened_and_saved(path, draw, {key: draw.choice(list(WORDS)) for key in keys})
+    labels = {plain[key]: label for key, label in found.items()}
     read, order = read_sheet(path, made)
     expected = {key: {"correct": label} for key, label in labels.items()}
-    assert ({key: of for key, of in read.items() if of}, order) == (expected, "msp")
+    assert ({key: of for key, of in read.items() if of}, order or "") == (expected, by)
     joined = labelled(made, path)
     for row, record in zip(joined, made, strict=True):
         assert row.content | {"correct": None} == record | {"correct": None, "quality": None}
@@ -144,6 +147,7 @@ REFUSED = [
     (f"key,correct\n{KEY},TRUE\n,TRUE", "row 2.*has no key"),
     (f"key,correct\n{KEY},TRUE,\n", "row 1.*cells"),
     (f"key,correct\n{KEY}\n", "row 1.*cells"),
+    (f"key,correct\n{KEY},\n{key_of(records()[1], 'msp')},", "several sheets"),
     (f"key,Correct\n{KEY},TRUE", "'Correct'.*'correct'"),
     (f"key,correct,Quality\n{KEY},TRUE,1", "'Quality'.*'quality'"),
     (f"key,correct,correct\n{KEY},TRUE,FALSE", "'correct'.*twice"),

@@ -106,15 +106,19 @@ def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> No
 def clusters_of(rows: Sequence[Row]) -> list[str]:
     """Cluster key of each row: its field `cluster`, or found from its context or prompt.
 
-    For the latter see `text_clusters`. Rows with the same prompt always share a cluster. Raises
-    ValueError: only some rows have a `cluster`.
+    For the latter see `text_clusters`. A chat is also compared without its instructions, since a
+    date there would hide that two chats share a passage. Rows with the same prompt always share a
+    cluster. Raises ValueError: only some rows have a `cluster`.
     """
     prompts = each(rows, lambda row: question_of(row.content))
     missing = [row.number for row in rows if row.content.get("cluster") is None]
     if len(missing) == len(rows):
         contexts = [text_of(row.content.get("context")) for row in rows]
-        pairs = zip(contexts, map(text_of, prompts), strict=True)
-        return joined(text_clusters([a if same_text(a) else b for a, b in pairs]), prompts)
+        found = [
+            text_clusters([a if same_text(a) else b for a, b in zip(contexts, texts, strict=True)])
+            for texts in (list(map(text_of, prompts)), list(map(_uninstructed, prompts)))
+        ]
+        return joined(joined(*found), prompts)
     if missing:
         raise ValueError(
             f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
@@ -123,8 +127,15 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
     return joined(keys, prompts)
 
 
+def _uninstructed(prompt: Any) -> str:
+    """The text of a prompt; of a chat, without the messages of system and developer."""
+    if isinstance(prompt, list | tuple):
+        prompt = [m for m in prompt if m.get("role") not in ("system", "developer")]
+    return text_of(prompt)
+
+
 def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
-    """Join clusters so that rows with the same prompt share one; returns the keys, (n,).
+    """Join clusters so that rows with the same prompt, or key, share one; returns the keys, (n,).
 
     A question that is labelled twice is one piece of evidence, whatever its clusters are called.
     """

@@ -102,7 +102,12 @@ def test_passages_are_found_by_their_context_or_else_their_prompt(form):
     """Of a chat only the text counts."""
     passages = [f"{word} was built in Brask in 1931 by three brothers. " * 3 for word in WORDS]
     chats = [as_chat(f"{passages[n // 2]} {n}?") for n in range(6)]
+    dated = [
+        [{"role": ("system", "developer")[n % 2], "content": f"{n} May. {passages[-1] * 2}"}, *chat]
+        for n, chat in enumerate(chats)
+    ]
     for rows in (
+        [{"prompt": chat} for chat in dated],
         [{"context": form(passages[n // 2])} for n in range(6)],
         [{"prompt": chat, "context": " "} for chat in chats],
     ):

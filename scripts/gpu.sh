@@ -7,5 +7,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh dev
-python -c 'import lazy_loader' 2>/dev/null || python -m pip install --quiet lazy-loader # of commit 4779b0d
 python scripts/gpu.py "$@"

@@ -299,9 +299,15 @@ class Summary:
 
     def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
         """Count a row and print its error. In a log, print once a minute how many rows are done."""
+        from lm_polygraph_asmi.scoring.rows import request_of
+
         self.counts["scored" if outcome.error is None else "failed"] += 1
-        self.counts["with warnings"] += outcome.error is None and bool(outcome.result.warnings)
-        if outcome.error is not None:
+        if outcome.error is None:
+            self.counts["with warnings"] += bool(outcome.result.warnings)
+            self.counts["with an answer of the model's own"] += (
+                request_of(row.content).answer is None
+            )
+        else:
             name = f"row {row.number}" + ("" if outcome.id is None else f" ({outcome.id})")
             self.say(errors, f"{name}: {outcome.error}", "red")
         if not errors.is_terminal and time.perf_counter() - self.printed >= MINUTE:

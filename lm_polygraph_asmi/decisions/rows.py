@@ -179,7 +179,8 @@ def _calibrate_sorted(
     values = columns_of(known)[asked.signal]
     rule, to_label = ordered_threshold(values, wrong, asked.risk, asked.confidence, largest)
     following = "No further label helps: " + (
-        "too many of the surest answers are wrong for this risk."
+        f"{np.nanmean(wrong):.0%} of the surest answers with a label are wrong, too many for this "
+        "risk. Try another signal, better answers, or, on new answers, a larger risk."
         if rule.threshold is None and not rule.limits
         else "the sequence of tests has ended."
     )

@@ -9,7 +9,7 @@ from lm_polygraph_asmi.analysis.risk_control import ordered_threshold
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows
 from lm_polygraph_asmi.decisions.rows import write_ordered_sheet
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.sheet import key_of
+from lm_polygraph_asmi.scoring.sheet import key_of, write_sheet
 from lm_polygraph_asmi.tables import read_table
 from tests import tiny_lm
 from tests.decisions.conftest import WORDS, done, labelled, lines_of, refused, run, table, write
@@ -100,12 +100,12 @@ def labelled_sheet(place, labels):
 def test_another_look_is_at_the_same_labels(place, monkeypatch):
     """With another risk, of other answers or of random labels, it takes another file."""
     labelled_sheet(place, [1] * 30)
-    assert "helps: too many of the surest answers are wrong for this risk." in look(place)[1]
+    assert "% of the surest answers with a label are wrong, too many" in look(place)[1]
     labelled_sheet(place, [0] * 30)
     seen = look(place)[0]
     monkeypatch.chdir(place)
-    rows = [row | {"correct": number % 2 == 0} for number, row in enumerate(sheet_of("s.csv"))]
-    table(place / "random.csv", [{n: v for n, v in r.items() if "rank" not in n} for r in rows])
+    rows = enumerate(read_table("answers.jsonl"))
+    write_sheet([row.content | {"correct": n % 2 == 0} for n, row in rows], "random.csv")
     for change in (
         ("--labels", "s.csv", "--risk", 0.2), ("--labels", "s.csv", "--confidence", 0.8),
         (), ("--labels", "random.csv"),

@@ -153,8 +153,9 @@ def load_run(path: str | Path) -> Run:
     run = Run(file, scores, quality, stats, manifest, methods)
     per_row = run.ids, run.clusters, stats.get("input_texts")
     lengths |= {len(values) for values in per_row if values}
-    if len(lengths) > 1 or scores.empty or quality.empty:
-        # If a row fails, LM-Polygraph saves, too. Some columns then have one more row than others.
+    # If a row fails, LM-Polygraph saves, too. Some columns may then have one more row than others.
+    stopped = manifest is not None and manifest.get("status", "completed") != "completed"
+    if stopped or len(lengths) > 1 or scores.empty or quality.empty:
         reason = (manifest or {}).get("error", "see its log")
         raise ValueError(
             f"{file} is incomplete: expected scores and qualities of every row, got columns of "

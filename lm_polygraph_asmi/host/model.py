@@ -72,7 +72,7 @@ def class_without_attention(config: PretrainedConfig) -> str | None:
 def attention_readers(
     estimators: "Iterable[Estimator]", statistic: str = "attention"
 ) -> "list[Estimator]":
-    """Estimators that depend on attention maps, directly or not.
+    """Estimators that depend on attention maps, directly or not; or on another statistic.
 
     `statistic`: "attention" matches all of them; "attention_all" matches those that need the maps
     LM-Polygraph keeps while it generates the greedy answer.

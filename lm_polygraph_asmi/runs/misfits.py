@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 OURS = [f"lm_polygraph_asmi.estimators.{name}" for name in ("asmi", "sem_asmi", "adapt_asmi")]
 TRIED = ("RougeMetric", "BLEUMetric", "AccuracyMetric", *METRICS)
 """Metrics that cost little, so that they are built and tried before the run."""
+NOT_SAVED = ("attention_all", "greedy_tokens_alternatives")
+"""Statistics of generation that a run does not save."""
 
 
 def _exported(module: Any, kind: type) -> dict[str, Any]:
@@ -51,9 +53,12 @@ def unbuilt(name: str, error: Exception) -> str:
 
 
 def answers_misfits(plan: "Plan") -> Iterator[str]:
-    """Find prompts that have no answer among the saved answers."""
+    """Find prompts without a saved answer, and methods that need more than an answer's tokens."""
     if (run := OmegaConf.select(plan.config, "asmi.answers")) is None:
         return
+    for statistic in NOT_SAVED:
+        if readers := listed(attention_readers(plan.estimators, statistic)):
+            yield f"asmi.answers: saved answers have no {statistic}: leave out {readers}"
     try:
         known = {*load_run(run).stats["input_texts"]}
     except (OSError, ValueError, KeyError) as error:

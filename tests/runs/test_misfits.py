@@ -1,10 +1,11 @@
 """What would end a run after its model is loaded, and is found before."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from lm_polygraph.estimators import RAUQ, Perplexity
+from lm_polygraph.estimators import RAUQ, ClaimConditionedProbability, Perplexity
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi import ASMI
@@ -72,6 +73,11 @@ def test_answers_of_other_prompts(monkeypatch, tmp_path):
         monkeypatch.setattr(misfits, "load_run", Mock(return_value=run))
         for text, part in zip(found("answers", plan), said, strict=True):
             assert part in text
+    plan = replace(plan, estimators=[Perplexity(), RAUQ(), ClaimConditionedProbability()])
+    maps, others = found("answers", plan)
+    assert [("RAUQ" in text, "CCP" in text, "Perplexity" in text) for text in (maps, others)] == [
+        (True, False, False), (False, True, False)
+    ]  # fmt: skip
 
 
 def test_a_class_without_attention(tmp_path, tiny):

@@ -84,12 +84,13 @@ def calibrate_run(
             }
         )
     columns = _signals_of(group) | {config.method: group.score(method)}
-    lengths = group.saved("asmi_prompt_length")
+    lengths, empty = group.saved("asmi_prompt_length"), len(group) - len(answered)
     return fit(
         {kind: values[answered] for kind, values in columns.items()},
         answers.resampled(asked.resamples).take(answered),
         replace(asked, signal=config.method) if asked.signal == "score" else asked,
         name=group.label,
+        left_out=f"{empty} empty" if empty else "",
         label_source=group.metric,
         model=str(model["path"]),
         settings=shared,

@@ -184,6 +184,8 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
             "process_target_fn together: set both, or neither"
         )
     golds, ids = [row.output for row in rows], [row.id for row in rows]
+    if golds and golds == [row.input for row in rows]:
+        yield Finding("the gold answers are the prompts: set label_column to another column")
     process = str
     path, name = (OmegaConf.select(config, f"process_target_fn.{k}") for k in ("path", "fn_name"))
     if path is not None and Path(path).is_file():

@@ -57,7 +57,7 @@ def as_a_run(place, scores, rows, metrics):
     return runs.save(place, content, about)
 
 
-PROVENANCE = ("name", "label_source", "model", "settings")
+PROVENANCE = ("name", "label_source", "model", "settings", "left_out")
 
 
 def test_both_doors_agree_to_the_digit(scored, scores, scorer, calibration, tmp_path):
@@ -70,6 +70,7 @@ def test_both_doors_agree_to_the_digit(scored, scores, scorer, calibration, tmp_
     found, other = (calibrate_run(place, metric=m, **ASKED) for m in ("ReferenceInAnswer", None))
     assert (alike(found, calibration), found.settings["answer_ends"]) == (True, ["complete"])
     assert not found.differences(scores[0].compared_settings | scorer.fingerprints())
+    assert found.left_out == "1 empty"
     assert (other.label_source, other.guarantee != found.guarantee) == ("Rouge_rougeL", True)
     # PRR is over the metric itself, not over right and wrong.
     quality = [round(0.1 + 0.8 * np.random.default_rng(i).random(), 3) for i in range(N)]

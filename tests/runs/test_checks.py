@@ -74,6 +74,7 @@ TWO = {"input": ["a", "b"], "output": ["x", "y"]}
         (TWO | {"output": [["x"], ["y", "z"]]}, [], "test:0 (its answer is a list: set +multiref"),
         (TWO, ["+multiref=true"], "test:1 (its answer is a text, but multiref expects"),
         (TWO | {"output": ["x", ""]}, [], "test:1 (its answer is empty)"),
+        (TWO | {"output": TWO["input"]}, [], "the gold answers are the prompts"),
         (TWO | {"output": ["x", ""]}, ["data.label_column=null"], None),
         (TWO, ["data.label_column=null", "+multiref=true"], "multiref needs gold answers"),
         (TWO, ["subsample_eval_dataset=1"], "expected two rows or more, got 1"),

@@ -81,8 +81,7 @@ def test_a_planted_independent_signal_is_detected():
     assert (found.detected, found.errors) == (True, wrong.sum())
     assert found.residual_auroc.value > 0.5
     assert found.incremental_auroc.low > 0
-    ratio = likelihood_ratio(controls, signal, wrong)
-    assert (found.likelihood_ratio, found.p_value) == ratio
+    assert (found.likelihood_ratio, found.p_value) == likelihood_ratio(controls, signal, wrong)
 
 
 @pytest.mark.parametrize("mean_mi", [1e-1, 9e-4, 1e-6])

@@ -114,5 +114,6 @@ def test_aggregations():
         some = tokens[:number]
         found = {name: aggregate(some) for name, aggregate in distinct.AGGREGATIONS.items()}
         top = sum(sorted(some, reverse=True)[:most]) / most
-        expected = {"mean": sum(some) / number, "top-quartile mean": top, "max": max(some)}
-        assert found == pytest.approx(expected)
+        assert found == pytest.approx(
+            {"mean": sum(some) / number, "top-quartile mean": top, "max": max(some)}
+        )

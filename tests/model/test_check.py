@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core import algorithm
@@ -221,10 +221,17 @@ class Capacity(LlamaMLP):
         return super().forward(x) * taken.view(*x.shape[:2], 1)
 
 
+class OneRow(LlamaRMSNorm):
+    """Returns the first row alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:1]
+
+
 def odd(trait: type[nn.Module], at: str, **own: Any) -> nn.Module:
     model = tiny_model("llama", **own)
-    for layer in model.model.layers:
-        layer.get_submodule(at).__class__ = trait
+    for module in [part for path, part in model.named_modules() if path.endswith(at)]:
+        module.__class__ = trait
     return model
 
 
@@ -291,6 +298,7 @@ ROWS, PLACE = "rows after the prompt", "model.layers.3.mlp does not act on each 
         (partial(odd, ByLength, "self_attn"), ("suffix", choice.FULL), (0, 2), "self-check"),
         (partial(odd, Calibrated, "self_attn.o_proj"), ("suffix", "packed"), (0, 0), None),
         (partial(odd, Capacity, "mlp"), (choice.FULL, choice.FULL), (2, 2), "self-check"),
+        (partial(odd, OneRow, "model.norm"), (choice.FULL, "packed"), (2, 0), "rows, got 1"),
         (kernelized, ("suffix", "packed"), (0, 0), None),
         *((partial(make, change), (choice.FULL, choice.FULL), (1, 1), PLACE)
           for make in (hooked, overwritten)

@@ -31,8 +31,9 @@ DETAILS = {"masks", "kl", "masked_log_likelihood", "candidates", "candidate_cosi
 
 
 def greedy(model, texts):
-    calculator = GreedyProbsCalculator(output_attentions=False, output_hidden_states=False)
-    return calculator({}, texts, model, 6)
+    return GreedyProbsCalculator(output_attentions=False, output_hidden_states=False)(
+        {}, texts, model, 6
+    )
 
 
 def run(model, texts, calculator=None, **stats):

@@ -479,10 +479,13 @@ def test_keys_and_values_that_are_shared_have_the_rows_of_the_states():
     assert of_model(choice.passes_in_use, model, "all", attention="blind") == ["suffix"]
 
 
-@pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize(
-    ("name", "scope"),
-    [("llama", "all"), pytest.param("gemma3-mixed", "response", marks=pytest.mark.slow)],
+    ("name", "scope", "kernels"),
+    [
+        ("llama", "all", False),
+        ("llama", "all", True),
+        pytest.param("gemma3-mixed", "response", False, marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_layers_share_their_graphs(name, scope, kernels, monkeypatch):
     """Twice as many layers have no more graphs, and compute the same."""

@@ -104,8 +104,7 @@ def test_every_config_composes_and_names_what_exists(name):
     pinned = job.generation_params
     assert pinned.keys() == set(GenerationParameters.__dataclass_fields__) - {"max_new_tokens"}
     assert (pinned.do_sample, pinned.temperature) == (False, 0.5)
-    eager = job.model.load_model_args.attn_implementation == "eager"
-    assert eager or not job.output_attentions
+    assert (job.model.load_model_args.attn_implementation == "eager") or not job.output_attentions
     # No two jobs of a sweep share a folder, whatever is swept: their number is a part of it.
     for number in (0, 1):
         with read_write(config.hydra):

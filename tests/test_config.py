@@ -75,8 +75,9 @@ def test_what_makes_a_score_another_one(name, method):
 def test_values_that_are_equal():
     assert len(ASMIConfig().at_depths([0.6, 0.1 * 6])) == 1  # up to rounding
     assert ASMIConfig(stop=["a", "b"]).score_key() == ASMIConfig(stop=["b", "a"]).score_key()
-    named = ASMIConfig(structure="layers=a,lm_head=b")
-    assert named == ASMIConfig(structure={"lm_head": "b", "layers": "a"})
+    assert ASMIConfig(structure="layers=a,lm_head=b") == ASMIConfig(
+        structure={"lm_head": "b", "layers": "a"}
+    )
     # Of two methods, one alone uses tau.
     assert ASMIConfig(method="adapt", tau=0.5).same_but(ASMIConfig(), "method")
 

@@ -58,8 +58,7 @@ def test_build_babi(tmp_path):
         (first, "Mary"), (f"{first} {second}", "John"), (f"{third} the hallway.", "Sandra")
     ), strict=True):  # fmt: skip
         assert row == babi_prompt(context, f"Where is {who}?")
-    found = rows["output"], rows["facts"]
-    assert found == (["office", "garden", "hallway"], [1, 2, 1])
+    assert (rows["output"], rows["facts"]) == (["office", "garden", "hallway"], [1, 2, 1])
 
 
 @pytest.mark.slow

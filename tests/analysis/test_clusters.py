@@ -32,8 +32,7 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
 
 def test_draws_do_not_depend_on_what_was_drawn_before():
     """One statistic takes fewer resamples than another that came before."""
-    rows = keys(5, 2)
-    first, more = (Clustered(rows, seed=3) for _ in range(2))
+    first, more = (Clustered(keys(5, 2), seed=3) for _ in range(2))
     for number in (60, 23):
         drawn = np.concatenate([*more.draws(number)])
         assert len(drawn) == number

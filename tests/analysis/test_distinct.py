@@ -81,8 +81,7 @@ def test_a_planted_independent_signal_is_detected():
     assert (found.detected, found.errors) == (True, wrong.sum())
     assert found.residual_auroc.value > 0.5
     assert found.incremental_auroc.low > 0
-    ratio = likelihood_ratio(controls, signal, wrong)
-    assert (found.likelihood_ratio, found.p_value) == ratio
+    assert (found.likelihood_ratio, found.p_value) == likelihood_ratio(controls, signal, wrong)
 
 
 @pytest.mark.parametrize("mean_mi", [1e-1, 9e-4, 1e-6])
@@ -115,5 +114,6 @@ def test_aggregations():
         some = tokens[:number]
         found = {name: aggregate(some) for name, aggregate in distinct.AGGREGATIONS.items()}
         top = sum(sorted(some, reverse=True)[:most]) / most
-        expected = {"mean": sum(some) / number, "top-quartile mean": top, "max": max(some)}
-        assert found == pytest.approx(expected)
+        assert found == pytest.approx(
+            {"mean": sum(some) / number, "top-quartile mean": top, "max": max(some)}
+        )

@@ -178,8 +178,9 @@ def test_every_setting_that_changes_a_score_is_compared(calibration):
     settings = calibration.settings | {"method": "adapt", "samples": "drawn"}
     known = replace(calibration, signal="adapt", settings=settings)
     assert set(known._key(known.config.to_dict())) >= set(ASMIConfig.names()) - others
-    said = known.differences(known.settings | {"samples": "passed"})
-    assert "samples 'drawn' there, 'passed' here" in said
+    assert "samples 'drawn' there, 'passed' here" in known.differences(
+        known.settings | {"samples": "passed"}
+    )
 
 
 @pytest.mark.parametrize(

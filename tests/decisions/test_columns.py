@@ -108,11 +108,11 @@ def test_a_row_without_the_number_is_not_decided(tmp_path):
     calibrate_rows(drawn(0), 0.3, signal="column:unsure").save(out)
     later = [row | {"unsure": -9.0} for row in drawn(1, 4, first=N)]
     later[1]["unsure"], later[2]["answer"] = "none", " \n"
-    source = table(tmp_path / "in.csv", later)
-    code, said = run("decide", source, "--calibration", out, "--out", decided)
+    code, said = run(
+        "decide", table(tmp_path / "in.csv", later), "--calibration", out, "--out", decided
+    )
     assert (code, "column 'unsure': expected a number, got 'none'" in said) == (1, True)
-    accepted = [row.content.get("accept") for row in read_table(decided)]
-    assert accepted == [True, None, None, True]
+    assert [row.content.get("accept") for row in read_table(decided)] == [True, None, None, True]
     code, said = run("monitor", out, decided)
     words = "the accepted share is unknown", "1 rows that failed. Left out 1 empty answers"
     assert (code, [part for part in words if part not in said]) == (4, []), said

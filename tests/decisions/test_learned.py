@@ -95,8 +95,9 @@ def test_the_guarantee_holds_however_it_overfits():
     features, simple, wrong = answers(99, 20_000)
     for seed in range(draws):
         some, shown, labels = answers(seed, 300)
-        few = Labelled(labels, keys(300, 1), resamples=20, seed=seed)
-        found = learned_threshold(some, shown, few, 0.25, 0.9)
+        found = learned_threshold(
+            some, shown, Labelled(labels, keys(300, 1), resamples=20, seed=seed), 0.25, 0.9
+        )
         column = found.score(features) if found.score else simple[found.signal]
         limit = -np.inf if found.rule.threshold is None else found.rule.threshold
         broken += wrong[column <= limit].sum() > 0.25 * (column <= limit).sum()

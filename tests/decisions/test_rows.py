@@ -219,8 +219,8 @@ def test_a_learned_score_that_ranks_worse_leaves_it_to_an_unmasked_signal():
 def test_signals_are_ranked_and_the_best_accepts_most():
     ranked = rank_signals(COLUMNS, ANSWERS)
     assert (ranked["msp"].prr.value, ranked["entropy"].prr.high < 0) == (1, True)
-    masked = {"asmi": NOISE, "sem": WRONG}  # a run may have no others
-    assert fit(masked, ANSWERS, OPTIONS, **ABOUT).signal == "sem"
+    # A run may have no others.
+    assert fit({"asmi": NOISE, "sem": WRONG}, ANSWERS, OPTIONS, **ABOUT).signal == "sem"
     equal = {"msp": 1.0 * WRONG, "entropy": 2.0 * WRONG, "sem": 1.0 * WRONG}
     assert fit(equal, ANSWERS, OPTIONS, **ABOUT).signal == "msp"
 

@@ -117,8 +117,9 @@ def test_a_run_that_sampled_otherwise(tmp_path, sampled, differs):
         del asked["sampling"]
         if sampled is None:
             del found.settings["sampling"]
-        said = sorted(found.differences(asked | {"samples": "drawn"}))
-        assert [line.split(":")[0] for line in said] == expected
+        assert [
+            line.split(":")[0] for line in sorted(found.differences(asked | {"samples": "drawn"}))
+        ] == expected
 
 
 @pytest.mark.parametrize("variant", METHODS)
@@ -141,8 +142,9 @@ def test_what_a_run_gives(planted, tmp_path, variant):
     prr = found.signals[found.title].prr
     assert 0 < prr.low < prr.value < prr.high
     shorter = runs.save(tmp_path / "run", runs.exchanged(saved, max_new_tokens=20))
-    of_shorter = calibrate_run(shorter, 0.3, signal="sem", resamples=20)
-    assert of_shorter.configured({}).max_new_tokens == 20
+    assert (
+        calibrate_run(shorter, 0.3, signal="sem", resamples=20).configured({}).max_new_tokens == 20
+    )
     # Naming all parameters of the run is naming none.
     named = {n: v for n, v in own.items() if n in ASMIConfig.names("masks", "score")}
     assert calibrate_run(planted, 0.3, signal="score", resamples=50, **named) == found
@@ -202,8 +204,9 @@ def test_two_runs_and_none(tmp_path):
 def test_a_calibration_is_of_one_aggregation(tmp_path):
     """A run with the sums beside the means; of its two Sem-ASMIs each is another score."""
     saved = runs.content()
-    answers = at_depth(saved["stats"], 0.6)
-    sums = [float((own["mi"] * (1 - own["agreement"])).sum()) for own in answers]
+    sums = [
+        float((own["mi"] * (1 - own["agreement"])).sum()) for own in at_depth(saved["stats"], 0.6)
+    ]
     runs.put(saved, ASMIConfig(aggregation="sum"), sums)
     path = runs.save(tmp_path / "squad", saved)
     for how in ("mean", "sum"):

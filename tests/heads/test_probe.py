@@ -1,5 +1,6 @@
 """The causal probe on a model in which one head decides."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,8 +120,9 @@ def test_masks_of_a_token_ablate_its_critical_heads_and_random_ones_of_its_own()
 
 def test_what_cannot_be_probed(planted, monkeypatch):
     model, used, tokens, answers = planted
-    away = np.array([2, 2, -2, -2])  # their median is 0
-    both_ways = [a._replace(log_likelihood=a.log_likelihood + away) for a in answers]
+    both_ways = [  # their median is 0
+        a._replace(log_likelihood=a.log_likelihood + np.array([2, 2, -2, -2])) for a in answers
+    ]
     named = used | {"structure": "projection=mixer.out"}  # as the run was
     for given, error, word in (
         (material(model, QUESTIONS[:1], tokens=1), ValueError, "two tokens"),
@@ -140,6 +142,10 @@ def test_what_cannot_be_probed(planted, monkeypatch):
     ):
         room.probe_tokens(*planted, count=2)
     run = scored_run(model, num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
+    for change, word in (({"input_texts": ["Who?"]}, "tokenizer"), ({}, "lacks input_texts")):
+        others = {name: run.stats[name] for name in run.stats if name != "input_texts"} | change
+        with pytest.raises(ValueError, match=word):
+            room.answers_of(replace(run, stats=others), tokenizer())
     monkeypatch.setattr(room, "load_run", lambda _: run)
     with pytest.raises(ValueError, match=r"depth 0\.9 .*0\.6"):
         room.probe_run("run", "tiny", depth=0.9)

@@ -43,8 +43,10 @@ def test_load_script_leaves_remote_code_off_and_sets_attention(folder):
     model = script.load_model(str(folder), dtype="bfloat16", device_map=None)
     assert (attention_of(model), model.dtype, model.training) == ("eager", torch.bfloat16, False)
     assert script.load_tokenizer(str(folder)).padding_side == "left"
-    sources = [p.read_text() for p in configs_path().rglob("*.yaml")]
-    assert not any("trust_remote_code: true" in source for source in sources)
+    assert not any(
+        "trust_remote_code: true" in source
+        for source in [p.read_text() for p in configs_path().rglob("*.yaml")]
+    )
 
 
 @pytest.mark.parametrize(

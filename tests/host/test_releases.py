@@ -12,8 +12,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_what_ci_installs_is_tested():
-    constraints = (ROOT / "scripts/constraints.txt").read_text()
-    pins = dict(re.findall(r"^([a-z-]+)==([\d.]+)", constraints, re.M))
+    pins = dict(
+        re.findall(r"^([a-z-]+)==([\d.]+)", (ROOT / "scripts/constraints.txt").read_text(), re.M)
+    )
     floors = (ROOT / "pyproject.toml").read_text()
     for name, tested in releases.tested_releases().items():
         assert pins[name] in tested, name

@@ -71,5 +71,6 @@ def test_masked_passes_equal_full_passes_on_real_weights(scope):
     path = "model.layers.18.self_attn.o_proj"
     slow = brute_force.subnetwork_log_probs(model, path, 1, input_ids, length, masks, scope)
     torch.testing.assert_close(fast, slow, atol=1e-3, rtol=0)
-    measured = (mutual_information(log_probs, 64) for log_probs in (fast, slow))
-    torch.testing.assert_close(*measured, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        *(mutual_information(log_probs, 64) for log_probs in (fast, slow)), atol=1e-5, rtol=0
+    )

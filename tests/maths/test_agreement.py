@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.core.maths import (
     agreement_on_support,
     cosines,
@@ -12,7 +13,7 @@ from lm_polygraph_asmi.core.maths import (
     semantic_agreement,
     union_support,
 )
-from lm_polygraph_asmi.core.scores import adaptive_gate
+from lm_polygraph_asmi.core.scores import adaptive_gate, discount
 from tests import brute_force
 
 S, T, V, D = 5, 2, 12, 6
@@ -65,6 +66,7 @@ def one_mask(probs):
         (one_mask, torch.ones(1, 1, 2) / 2, ValueError, "two or more, got 1"),
         (response_diversity, torch.full((2, 2), math.inf), FloatingPointError, "NaN"),
         (adaptive_gate, math.nan, ValueError, "diversity"),
+        (discount, ASMIConfig(method="adapt"), ValueError, "diversity"),
     ],
 )
 def test_refusals(function, value, error, word):
@@ -74,6 +76,5 @@ def test_refusals(function, value, error, word):
 
 @pytest.mark.parametrize("diversity", [0.0, 0.1, 0.3, 0.7, 2.0])
 def test_the_gate_is_the_logistic(diversity):
-    expected = 1 / (1 + math.exp(-10 * (0.3 - diversity)))
-    assert adaptive_gate(diversity) == pytest.approx(expected)
+    assert adaptive_gate(diversity) == pytest.approx(1 / (1 + math.exp(-10 * (0.3 - diversity))))
     assert adaptive_gate(diversity, 0.5, 1e6) == (diversity < 0.5)

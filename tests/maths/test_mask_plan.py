@@ -25,8 +25,9 @@ def test_the_point_is_the_cheapest_admissible_corner(heads):
     assert exceeds(heads, rate, heads // 4) <= 0.05 < exceeds(heads, rate + 0.01, heads // 4)
     assert exceeds(heads, rate, at_most) <= 0.05 < exceeds(heads, rate, at_most - 1)
     assert heads * (1 - rate) ** num_masks <= 0.05 < heads * (1 - rate) ** (num_masks - 1)
-    spread = math.sqrt(heads * rate * (1 - rate))
-    assert gaussian == pytest.approx(heads * rate + 1.6449 * spread, abs=1e-3)
+    assert gaussian == pytest.approx(
+        heads * rate + 1.6449 * math.sqrt(heads * rate * (1 - rate)), abs=1e-3
+    )
 
 
 POINTS = {

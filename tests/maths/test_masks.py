@@ -12,8 +12,7 @@ DRAWS, HEADS = 100, 32
 
 
 def draw(num_masks, rate, sampler="bernoulli", seed=0, heads=HEADS):
-    generator = torch.Generator().manual_seed(seed)
-    return sample_head_masks(num_masks, heads, rate, generator, sampler)
+    return sample_head_masks(num_masks, heads, rate, torch.Generator().manual_seed(seed), sampler)
 
 
 @pytest.mark.parametrize("sampler", MASK_SAMPLERS)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from random import Random
 from types import MethodType
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core import algorithm
@@ -220,10 +221,17 @@ class Capacity(LlamaMLP):
         return super().forward(x) * taken.view(*x.shape[:2], 1)
 
 
+class OneRow(LlamaRMSNorm):
+    """Returns the first row alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:1]
+
+
 def odd(trait: type[nn.Module], at: str, **own: Any) -> nn.Module:
     model = tiny_model("llama", **own)
-    for layer in model.model.layers:
-        layer.get_submodule(at).__class__ = trait
+    for module in [part for path, part in model.named_modules() if path.endswith(at)]:
+        module.__class__ = trait
     return model
 
 
@@ -267,9 +275,9 @@ def one_before(x: Tensor) -> Tensor:
     return F.pad(x, (0, 0, 1, 0))[:, :-1]
 
 
-def hooked(change: Callable[[Tensor], Tensor]) -> nn.Module:
+def hooked(change: Callable[[Any], Any], at: str = "layers.3.mlp") -> nn.Module:
     model = tiny_model("llama")
-    model.model.layers[3].mlp.register_forward_hook(lambda *call: change(call[-1]))
+    model.model.get_submodule(at).register_forward_hook(lambda *call: change(call[-1]))
     return model
 
 
@@ -290,10 +298,13 @@ ROWS, PLACE = "rows after the prompt", "model.layers.3.mlp does not act on each 
         (partial(odd, ByLength, "self_attn"), ("suffix", choice.FULL), (0, 2), "self-check"),
         (partial(odd, Calibrated, "self_attn.o_proj"), ("suffix", "packed"), (0, 0), None),
         (partial(odd, Capacity, "mlp"), (choice.FULL, choice.FULL), (2, 2), "self-check"),
+        (partial(odd, OneRow, "model.norm"), (choice.FULL, "packed"), (2, 0), "rows, got 1"),
         (kernelized, ("suffix", "packed"), (0, 0), None),
         *((partial(make, change), (choice.FULL, choice.FULL), (1, 1), PLACE)
           for make in (hooked, overwritten)
-          for change in (first_row_alone, one_position, one_before)),
+          for change in (first_row_alone, one_position, one_before,
+                         lambda x: x.mean(0, keepdim=True),  # one row of several
+                         lambda x: x.view(1, *x.shape[1:]))),  # takes one row alone
     ],
 )  # fmt: skip
 def test_what_a_faster_pass_gets_wrong_is_told_once_and_run_slower(
@@ -323,10 +334,25 @@ def test_the_work_that_is_told_is_what_layers_compute(scope):
                 assert sum(seen) == work, name
 
 
-def test_noise_that_sets_in_with_the_length_of_a_text_is_told():
-    late = hooked(lambda x: x * (1 + torch.rand(()) * (x.shape[1] > 13)))
-    with pytest.raises(RuntimeError, match="final states do not give the model's distributions"):
-        score(late, 24)
+@pytest.mark.parametrize(
+    ("at", "change", "reason"),
+    [
+        # Noise that sets in with the length of a text.
+        ("layers.3.mlp", lambda x: x * (1 + torch.rand(()) * (x.shape[1] > 13)), "final states"),
+        ("", lambda output: Mock(**output), "return a tensor"),
+    ],
+)
+def test_what_a_later_pass_returns_is_told(at, change, reason):
+    with pytest.raises(RuntimeError, match=reason):
+        score(hooked(change, at), 24)
+
+
+@pytest.mark.parametrize("most", [0, 100])
+def test_memory_that_runs_out_says_nothing_of_a_model(most):
+    """In the first short texts, or where code of others gets a long one."""
+    full = Mock(side_effect=torch.OutOfMemoryError)
+    with pytest.raises(torch.OutOfMemoryError):
+        score(hooked(lambda x: x if x.shape[1] <= most else full()))
 
 
 @pytest.mark.parametrize("attention", [LlamaAttention, Unmasked])
@@ -344,7 +370,10 @@ def test_masks_of_ones_alone_are_checked_with_each_attention():
     """A hook of the trunk acts when states are recorded and again when they are read out."""
 
     def scale(module, _, output):
-        output.last_hidden_state = output.last_hidden_state * (1 + (attention_of(module) == "sdpa"))
+        # As a hook may copy what it gets.
+        output.last_hidden_state = copy(output).last_hidden_state * (
+            1 + (attention_of(module) == "sdpa")
+        )
 
     model, ones = tiny_model("llama"), torch.ones(3, 4)
     model.model.register_forward_hook(scale)

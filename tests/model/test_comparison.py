@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 from click.testing import CliRunner
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.core.model import choice, comparison, subnetworks
@@ -68,6 +68,16 @@ def test_models_that_cannot_be_compared(folder, monkeypatch):
     monkeypatch.setattr(comparison, "MASKABLE", ("none", "eager"))
     found, table, row = checked(folder)
     assert (found.exit_code, row[1], "cannot use" in table) == (0, "by name", True)
+    # It keeps its own.
+    monkeypatch.setattr(LlamaForCausalLM, "set_attn_implementation", lambda *_: None)
+    assert "nothing could be compared" in checked(folder)[0].stderr
+
+
+def test_a_model_that_was_changed_meanwhile_is_no_attention_that_is_missing(folder, monkeypatch):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    monkeypatch.setattr(comparison, "_compared", lambda f, *_: f.lm_head.weight.mul_(2))
+    with pytest.raises(comparison.ModelChanged):
+        comparison.compare_all(model, torch.arange(2, 2 + comparison.LONGEST))
 
 
 def test_flash_attention_takes_no_float32(folder, monkeypatch):

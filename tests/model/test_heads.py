@@ -80,6 +80,11 @@ def heads_changed(model: nn.Module) -> None:
     projection.register_forward_pre_hook(lambda _, args: (args[0].flip(-1),))
 
 
+def layers_outside(model: nn.Module) -> None:
+    """The trunk runs layers that are no part of it."""
+    model.layers = vars(model.model)["layers"] = model.model._modules.pop("layers")
+
+
 DRIFT = count(1, 0.01)
 """A factor that grows with each call."""
 compiled = partial(torch.compile, backend="eager")
@@ -103,6 +108,18 @@ PRECISIONS = r"float.* and .*float32.*one precision"
         ),
         (see_all, "causal"),
         (lambda m: setattr(m.model.layers, "3", m.model.layers[1]), "run once"),
+        (
+            lambda m: m.model.layers[1].mlp.register_forward_pre_hook(
+                lambda _, args: (m.model.layers[1].self_attn.o_proj(*args),)
+            ),
+            "once each, got .*2",
+        ),
+        (layers_outside, "no module around"),
+        (
+            lambda m: m.model.layers[1].mlp.add_module("self_attn", m.model.layers[2].self_attn),
+            "layer 1 has 2 projections",
+        ),
+        (lambda m: setattr(m.config, "num_attention_heads", 5), "5 heads of equal width"),
         (lambda m: [layer.self_attn.half() for layer in m.model.layers], PRECISIONS),
         (lambda m: m.to(torch.bfloat16).lm_head.float(), PRECISIONS),
         (
@@ -110,7 +127,13 @@ PRECISIONS = r"float.* and .*float32.*one precision"
             "layers.2 is compiled",
         ),
         (lambda m: setattr(m, "forward", compiled(m.forward)), "the model is compiled"),
-        (lambda m: setattr(m.config, "is_encoder_decoder", True), "encoder-decoder"),
+        (
+            lambda m: (
+                setattr(m.config, "is_encoder_decoder", True),
+                setattr(m, "get_input_embeddings", nn.Module().forward),  # not implemented
+            ),
+            "encoder-decoder",
+        ),
         (heads_changed, "hook .* layer 2"),
         # A class that shares its name alone with one of the table.
         (
@@ -176,13 +199,17 @@ def test_an_adapter_of_the_heads_counts(scope):
     assert apart(found, subnetwork_log_probs(base, *how, scope=scope)) > 1e-2
 
 
-def test_adapters_that_move_tokens_or_wait_for_some_are_refused():
+def test_adapters_that_move_tokens_or_wait_for_some_and_other_wrappers_are_refused():
     peft, how = pytest.importorskip("peft"), {"task_type": "CAUSAL_LM"}
     waits = peft.LoraConfig(target_modules=["o_proj"], alora_invocation_tokens=[3], **how)
     moves = peft.PromptTuningConfig(num_virtual_tokens=3, **how)
-    for config, word in ((moves, "learned tokens"), (waits, "aLoRA")):
+    for wrap, word in (
+        (partial(peft.get_peft_model, peft_config=moves), "learned tokens"),
+        (partial(peft.get_peft_model, peft_config=waits), "aLoRA"),
+        (compiled, "neither compiled"),
+    ):
         with pytest.raises(TypeError, match=word):
-            plain_model(peft.get_peft_model(tiny_model("llama"), config))
+            plain_model(wrap(tiny_model("llama")))
 
 
 class Unknown(PreTrainedModel):

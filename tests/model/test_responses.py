@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from lm_polygraph_asmi.core.model import response_embeddings, responses
 from tests.families import DECODERS, FAMILIES, Decoder, of_model, sequence, tiny_model
+from tests.model.test_check import first_row_alone, hooked
 
 
 def separate(decoder: Decoder, model: nn.Module, prompt: Tensor, answers: list) -> Tensor:
@@ -39,9 +40,17 @@ def test_embeddings_equal_separate_passes(name):
     model, most = decoder.make(), 1e-5 if known else 1e-4
     model = model.double() if known else model
     ids, answers = sequence(11), [[5], [7, 9, 11, 13, 15, 17, 19], [4, 4], [7, 9], [], [5]]
-    found = of_model(response_embeddings, model, ids, answers)
-    expected = separate(decoder, model, ids, answers).double()
-    torch.testing.assert_close(found.double(), expected, atol=most, rtol=most)
+    for some in (answers, [[], []]):
+        found = of_model(response_embeddings, model, ids, some)
+        expected = separate(decoder, model, ids, some).double()
+        torch.testing.assert_close(found.double(), expected, atol=most, rtol=most)
+
+
+def test_embeddings_do_not_depend_on_the_row_where_code_of_others_does():
+    """The first row is the longest, which alone is compared with a pass of its own."""
+    asked = hooked(first_row_alone, "layers.0.mlp"), sequence(11), [[7, 9, 11], [4, 4]]
+    found = of_model(response_embeddings, *asked)
+    torch.testing.assert_close(found, separate(FAMILIES["llama"], *asked))
 
 
 @pytest.mark.parametrize("first", [5, 9])

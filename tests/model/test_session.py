@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from lm_polygraph_asmi.config import SCOPES
+from lm_polygraph_asmi.core.identity import model_key
 from lm_polygraph_asmi.core.model import (
     attention_of,
     choice,
@@ -113,6 +114,7 @@ def test_in_the_middle_of_a_masked_pass_other_threads_run_the_plain_model(scope,
     def interrupted(*how):
         with ThreadPoolExecutor(1) as other:
             seen.append(other.submit(model, input_ids=IDS[None]).result().logits)
+        assert model_key(model)["revision"]  # what is replaced here is no code of others
         return by_head(*how)
 
     monkeypatch.setattr(start, "by_head", interrupted)

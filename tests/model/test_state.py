@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from accelerate import cpu_offload
-from torch import nn
+from torch import Tensor, nn
 
 from lm_polygraph_asmi.core import identity
 from lm_polygraph_asmi.core.engine import Engine
@@ -64,17 +64,24 @@ def test_a_changed_model_is_another_one(change, foreign, effect, tmp_path, caplo
     assert caplog.text.count("is stored in a result cache") == foreign
 
 
-def test_hooks_and_weights_exchanged_are_others():
+class Packed(Tensor):
+    """As quantised weights are."""
+
+
+@pytest.mark.parametrize("kind", [Tensor, Packed])
+def test_hooks_and_weights_exchanged_are_others(kind):
     """The second one may get the `id` and the memory of the first."""
     model, seen = tiny_model("llama"), set()
+    model.register_module("left_out", None)
     layer = model.model.layers[3].mlp.down_proj
     for turn in range(8):
         handle = model.model.register_forward_hook(lambda *call: call[-1])
         seen.add(model_state(model))
         handle.remove()
-        layer.weight = nn.Parameter(layer.weight.detach() * 1.1)
         seen.add(model_state(model))
-        assert len(seen) == 2 * turn + 2
+        layer.weight = nn.Parameter((layer.weight.detach() * 1.1).as_subclass(kind))
+        seen.add(model_state(model))
+        assert len(seen) == 3 * turn + 3
 
 
 def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path):

@@ -213,8 +213,7 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
         numbers = [*columns.values()]
         assert row[list(columns)].tolist() == pytest.approx(numbers, abs=1e-12, nan_ok=True), name
     drawn, table = signal.distinct(everything.groups)[0].draw(), everything.table("distinct_signal")
-    signals = [*group.variants.values()]
-    assert not table["signal"].isin(signals).any()  # each signal is tested once
+    assert not table["signal"].isin([*group.variants.values()]).any()  # each signal is tested once
     first = table.query("signal == 'u_sem, mean' and controls == 'MSP, H'")["residual AUROC"]
     assert points_of(drawn.axes[0])[::-1] == pytest.approx(first.tolist())
 

@@ -223,8 +223,7 @@ def test_folders_that_cannot_hold_the_results(monkeypatch, tmp_path, prompt, ove
     plan = Plan(config, rows=RunRows([DataRow("1", "c", "x" * prompt, "x")] * 400))
     vars(plan)["needs"] = [needs.Need("model a/b", "the run", source)] * 2
     texts = [text for text, _ in CHECKS["disk"](plan)]
-    downloads = ["HF_HOME"] * (free < 10**11)
-    assert [text.partition(":")[0] for text in texts] == [*full, *downloads]
+    assert [text.partition(":")[0] for text in texts] == [*full, *(["HF_HOME"] * (free < 10**11))]
     assert [text for text in texts if "20.0 GB" in text] == texts[len(full) :]
 
 

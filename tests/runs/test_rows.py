@@ -178,8 +178,8 @@ def test_clusters_without_a_column_are_those_of_a_calibration(tmp_path):
     config = {"dataset": str(source), "eval_split": "test", "load_from_disk": True}
     columns = {"text_column": "input", "label_column": "output"}
     listed = rows.run_rows(OmegaConf.create(config | columns))
-    named = [(f"test:{i}", key) for i, key in enumerate(own)]  # as manifests name them
-    assert [row[:2] for row in listed.rows] == named
+    # As manifests name them.
+    assert [row[:2] for row in listed.rows] == [(f"test:{i}", key) for i, key in enumerate(own)]
     assert (listed.named, listed.chosen) == (True, False)
 
 

@@ -167,8 +167,7 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(tokenizer, template, promp
     ],
 )
 def test_the_border_of_prompt_and_answer(tokenizer, prompt, answer, said):
-    before = tokenizer(prompt)["input_ids"]
-    follows = answer_tokens(tokenizer, prompt, before, answer)[1]
+    follows = answer_tokens(tokenizer, prompt, tokenizer(prompt)["input_ids"], answer)[1]
     found = list(advice.border_warnings(prompt, answer, follows))
     assert [str(said) in one for one in found] == [True] * (said is not None)
 

@@ -61,8 +61,7 @@ def test_depths_are_reused_one_by_one(llama, passes, tmp_path):
         (kept, [0.6, 0.3], [True, True]),
         (without, [0.3], [False]),
     ):
-        found = engine.score(llama, *ANSWER, depths=depths)
-        assert [each.reused for each in found] == reused
+        assert [each.reused for each in engine.score(llama, *ANSWER, depths=depths)] == reused
     assert passes == [[1], [2], [1], [1]]
     (longer,) = kept.score(llama, IDS[: PROMPT - 1], IDS[PROMPT - 1 :].tolist(), depths=[0.6])
     assert (longer.reused, len(longer.mi)) == (False, len(IDS) - PROMPT + 1)

@@ -42,8 +42,7 @@ def write(path, rows):
 
 @pytest.fixture(scope="module")
 def scorer(model, tokenizer):
-    with_documents = templated(tokenizer, CHAT + "{{ documents }}")
-    return Scorer(model, tokenizer=with_documents, **SETTINGS)
+    return Scorer(model, tokenizer=templated(tokenizer, CHAT + "{{ documents }}"), **SETTINGS)
 
 
 @pytest.fixture

@@ -29,8 +29,7 @@ def contents(path):
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_a_text_is_a_prompt(tmp_path, end, mark):
-    text = f"{mark}Passage{end}{end}Who?{end}{end}"
-    (tmp_path / "prompt.txt").write_bytes(text.encode())
+    (tmp_path / "prompt.txt").write_bytes(f"{mark}Passage{end}{end}Who?{end}{end}".encode())
     assert list(read_rows(tmp_path / "prompt.txt")) == [Row(1, {"prompt": "Passage\n\nWho?\n"})]
 
 

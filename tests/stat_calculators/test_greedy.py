@@ -20,8 +20,7 @@ TEXTS = ["Who built the ferry?", "Where do the blue kites start?"]
 @pytest.fixture
 def finished(tmp_path, model):
     """The folder of a manager file with answers, and what LM-Polygraph said of them."""
-    generated = GreedyProbsCalculator(False, False)
-    rows = [generated({}, [text], model, 5) for text in TEXTS]
+    rows = [GreedyProbsCalculator(False, False)({}, [text], model, 5) for text in TEXTS]
     stats = {name: [row[name][0] for row in rows] for name in ("greedy_tokens", "greedy_texts")}
     content = {
         "state": "Initialized", "metrics": {}, "gen_metrics": {("sequence", "Rouge"): [1.0, 0.0]},

@@ -31,8 +31,9 @@ DETAILS = {"masks", "kl", "masked_log_likelihood", "candidates", "candidate_cosi
 
 
 def greedy(model, texts):
-    calculator = GreedyProbsCalculator(output_attentions=False, output_hidden_states=False)
-    return calculator({}, texts, model, 6)
+    return GreedyProbsCalculator(output_attentions=False, output_hidden_states=False)(
+        {}, texts, model, 6
+    )
 
 
 def run(model, texts, calculator=None, **stats):
@@ -209,8 +210,7 @@ def test_what_the_cache_holds_is_not_scored_again(model, tmp_path):
     stats, calculator = greedy(model, TEXTS[:1]), MaskedHeadsCalculator(result_cache=tmp_path)
     for scored in (model, whitebox("llama-tied")):
         first, again = (calculator(stats, TEXTS[:1], scored) for _ in range(2))
-        reused = [found.pop("asmi_reused_depths") for found in (first, again)]
-        assert reused == [[0], [1]]
+        assert [found.pop("asmi_reused_depths") for found in (first, again)] == [[0], [1]]
         np.testing.assert_equal(again, first)  # the seconds are those of the scoring
 
 

@@ -20,8 +20,7 @@ TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?"
 
 def diversity(model, text: str, samples: list[list[int]]) -> float:
     prompt = model.tokenize([text])["input_ids"][0]
-    embeddings = separate(FAMILIES["llama"], model.model, prompt, samples)
-    return brute_force.response_diversity(embeddings)
+    return brute_force.response_diversity(separate(FAMILIES["llama"], model.model, prompt, samples))
 
 
 def found(model, *samples, texts=TEXTS, limit=100):
@@ -45,8 +44,7 @@ def test_second_last_tokens_are_those_of_the_hosts_embeddings():
     model = ending_model(stop_strings=["e"])
     limit, endings = 5, set()
     for seed, text in enumerate([PROMPT] * 6 + TEXTS[1:]):
-        sampling = SeededSamplingCalculator(samples_n=8, seed=seed)
-        host = sampling({}, [text], model, limit)
+        host = SeededSamplingCalculator(samples_n=8, seed=seed)({}, [text], model, limit)
         (samples,), (embeddings,) = host["sample_tokens"], host["sample_embeddings"]
         if len(embeddings) > len(samples):  # the host skips the tokens of an answer of none
             continue

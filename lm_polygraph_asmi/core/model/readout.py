@@ -75,7 +75,7 @@ def own_logits(f: MaskedModel, **inputs: Any) -> Tensor:
     def forward(_: Forward, states: Tensor) -> Tensor:
         with align_module_device(projection):  # references keep fetched weights alive
             weight, bias = projection.weight, projection.bias
-        if states.dtype.itemsize != 2 or weight.dtype != states.dtype:
+        if weight.dtype != states.dtype:  # as where the model's own code casts
             return nn.functional.linear(states, weight, bias)
         return wide_product(states.to(weight.device), weight, bias)
 

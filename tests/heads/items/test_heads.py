@@ -169,6 +169,7 @@ def test_a_probe_is_read_as_it_was_written_and_a_damaged_one_named(tmp_path):
     assert (read_probe(manager), written) == (None, manager.parent / "asmi_probe_seed1.json")
     write_probe(runs.probe(5), written)
     assert read_probe(manager).flipped("random", "high").shape == (5, 4)
-    written.write_text("{}")
-    (gap,) = causal_probe(load_run_groups([tmp_path / "run"]))
-    assert "asmi_probe_seed1.json is damaged" in gap.reason
+    for damaged in ("{}", written.read_text().replace('"format": 1', '"format": 2')):
+        written.write_text(damaged)
+        (gap,) = causal_probe(load_run_groups([tmp_path / "run"]))
+        assert "asmi_probe_seed1.json is damaged" in gap.reason

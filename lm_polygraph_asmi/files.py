@@ -6,6 +6,8 @@ This module imports nothing heavy.
 import json
 import logging
 import math
+import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -187,3 +189,24 @@ def write_whole(path: str | Path, text: str) -> None:
     """
     with writing(path, replace=True) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Inside the block, SIGTERM, which clusters and service managers send, acts as Ctrl-C.
+
+    The KeyboardInterrupt has the signal's number. A handler that a launcher has set stays.
+    """
+
+    def interrupt(number: int, _: Any) -> None:
+        raise KeyboardInterrupt(number)
+
+    main = threading.current_thread() is threading.main_thread()  # only it may set handlers
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,18 +1,16 @@
 """`polygraph_asmi score`: score answers from the shell."""
 
 import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.files import write_whole
+from lm_polygraph_asmi.files import interrupted_by_sigterm, write_whole
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.validation import check_new, check_writable
 
@@ -111,7 +109,7 @@ class Work(NamedTuple):
         try:
             with errors.status(f"Loading {self.model}"):
                 scorer = opened()
-            with stoppable():
+            with interrupted_by_sigterm():
                 self._score(scorer, rows, summary, errors, results)
         except KeyboardInterrupt as stop:
             if self.out:
@@ -121,7 +119,7 @@ class Work(NamedTuple):
                     f"in {unfinished}: run the same command again to resume.",
                     highlight=False, soft_wrap=True,
                 )  # fmt: skip
-            raise SystemExit(stop.args[0] if stop.args else 130) from None
+            raise SystemExit(128 + int(*stop.args or (signal.SIGINT,))) from None
         except (TypeError, ImportError, RuntimeError) as error:  # raised by the model
             raise click.ClickException(str(error)) from error
         if self.html and results:
@@ -271,23 +269,6 @@ def _sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[st
 
     accepted = [record for record in records if record.get("digest") and record.get("accept")]
     return sorted(accepted, key=key_of)[:size]  # keys are hashes, so the order is random
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Inside the block, SIGTERM, which clusters and service managers send, acts as Ctrl-C."""
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt(128 + signal.SIGTERM)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread can handle signals
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class Summary:

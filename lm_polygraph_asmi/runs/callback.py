@@ -7,10 +7,9 @@ import shlex
 import shutil
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +22,7 @@ from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.files import locked
+from lm_polygraph_asmi.files import interrupted_by_sigterm, locked
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.mends import mended
@@ -133,7 +132,9 @@ def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
     try:
         with ExitStack() as until_end:
             until_end.enter_context(screen(main.__globals__))
-            until_end.enter_context(_interrupted_by_sigterm())
+            # If the log cannot be written, as on a full disk, no traceback is printed.
+            until_end.enter_context(patch.object(logging, "raiseExceptions", False))
+            until_end.enter_context(interrupted_by_sigterm())
             try:
                 folder = _start(config, main, until_end)
             except Exception as error:
@@ -157,24 +158,6 @@ def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
         f"Table of the results: polygraph_asmi results {shlex.quote(str(folder))}", file=sys.stderr
     )
     return returned
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Inside the block, SIGTERM interrupts the run as Ctrl-C does, so that it cleans up.
-
-    If writing to the log fails, for example because the disk is full, no traceback is printed.
-    """
-
-    def interrupt(number: int, _: Any) -> None:
-        raise KeyboardInterrupt(number)
-
-    with patch.object(logging, "raiseExceptions", False), ExitStack() as undo:
-        main = threading.current_thread() is threading.main_thread()  # only it may set handlers
-        if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # not a launcher's own
-            before = signal.signal(signal.SIGTERM, interrupt)
-            undo.callback(signal.signal, signal.SIGTERM, before)
-        yield
 
 
 def _start(config: DictConfig, main: Main, until_end: ExitStack) -> Path:

@@ -205,6 +205,17 @@ def test_keys_that_were_moved_alone_are_refused_and_changed_texts_are_not(writte
         assert found == ["TRUE"] * NUMBER + [None]
 
 
+@pytest.mark.parametrize("letter", ["д", "山", "ق", "अ"])
+def test_keys_that_were_moved_are_found_in_any_script(tmp_path, letter):
+    made = [each | {"prompt": letter * n, "answer": letter} for n, each in enumerate(records(), 1)]
+    write_sheet(made, tmp_path / "labels.csv")
+    header, *rows = cells_of(tmp_path / "labels.csv")
+    table = "\n".join(map(",".join, [header, *with_keys(MOVED[1])(rows)]))
+    (tmp_path / "labels.csv").write_text(table, encoding="utf-8")
+    with pytest.raises(ValueError, match="another key"):
+        labelled(made, tmp_path / "labels.csv")
+
+
 def test_answers_that_are_alike_have_each_others_texts(tmp_path):
     """The same question and answer twice: nothing tells their keys apart, none is refused."""
     made = [record | {"prompt": "Who?", "answer": " x"} for record in records()]

@@ -11,9 +11,10 @@ from tests.analysis.simulation import keys
 
 
 @pytest.mark.parametrize("asked", [(2,), (4,), (40,), (probe.COUNT,), ()])
-def test_extremes_are_the_ends_of_the_order(asked):
+@pytest.mark.parametrize("values", [1, 2, 6])
+def test_extremes_are_the_ends_of_the_order(asked, values):
     """Of equal ones the first are taken; with too few tokens, each group is half of them."""
-    mi = pd.Series(np.random.default_rng(1).integers(0, 6, 21) / 10)
+    mi = pd.Series(np.random.default_rng(1).integers(0, values, 21) / 10)
     mi[[3, 11]] = np.nan
     known = [at for at in mi.index if not np.isnan(mi[at])]
     most = min([*asked, len(known) // 2])

@@ -44,6 +44,7 @@ SAYS_ALL = [
     (CALLS, called({"to": "Brask"})),
     (CALLS, called('{"to":  "Brask\\n"}')),
     (ALL, [user("Who <s>built</s> it?")]),
+    (ALL, [user("Who?"), CHAT[2], user("Who?")]),  # the same text twice
 ]
 LEAVES_OUT = [
     (ALL.replace("messages", "messages[-1:]"), CHAT,

@@ -103,7 +103,6 @@ def _save(draw: Callable[[], Figure], stem: Path, suffixes: Sequence[str], about
     figure = draw()
     for suffix in suffixes:
         save(figure, stem.with_suffix(f".{suffix}"), about)
-        figure.set_layout_engine("none")  # keep the layout, which is slow to compute
 
 
 def _description(item: ReportItem) -> str:

@@ -3,7 +3,8 @@
 import math
 import textwrap
 from collections.abc import Callable, Container, Mapping, Sequence
-from functools import wraps
+from functools import reduce, wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,7 +45,15 @@ styled = style_context(STYLE, after_reset=True)
 
 @styled
 def save(figure: Figure, path: str | Path, description: str = "") -> None:
-    """Write a figure in the format of the path's suffix; ValueError if the format is unknown."""
+    """Write a figure in the format of the path's suffix; ValueError if the format is unknown.
+
+    Its layout is computed once and kept.
+    """
+    if figure.get_layout_engine():
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for ax in figure.axes:
+            _thin_numbers(ax)
     # Leave out the time, so that the same runs write the same files.
     metadata: dict[str, dict[str, Any]] = {
         ".png": {"Description": description},
@@ -52,6 +61,22 @@ def save(figure: Figure, path: str | Path, description: str = "") -> None:
         ".pdf": {"CreationDate": None},
     }
     figure.savefig(path, dpi=200, bbox_inches="tight", metadata=metadata.get(Path(path).suffix))
+
+
+def _thin_numbers(ax: Axes) -> None:
+    """Leave out every second number of a horizontal axis until none touches the next."""
+    low, high = sorted(ax.get_xlim())
+    labels = [
+        label
+        for label in ax.get_xticklabels()
+        if label.get_visible() and not label.get_rotation()
+        if low <= label.get_position()[0] <= high
+    ]
+    boxes = [label.get_window_extent() for label in labels]
+    if any(left.x1 + left.height / 3 > right.x0 for left, right in pairwise(boxes)):
+        kept = {label.get_position()[0]: label.get_text() for label in labels[::2]}
+        ax.set_xticks(list(kept), list(kept.values()))
+        _thin_numbers(ax)
 
 
 PAGE = (7.2, 9.6)
@@ -105,14 +130,12 @@ def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **argumen
         handles |= {n: h for n, h in zip(labels, artists, strict=True) if n not in handles}
     if band:
         handles[f"{band}, shaded"] = Patch(facecolor=GREY, alpha=0.3)
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=4,
-        fontsize=6,
-        **arguments,
-    )
+    place: Any = {"loc": "outside lower center", "fontsize": 6, **arguments}
+    legend, columns = figure.legend(handles.values(), handles.keys(), ncols=4, **place), 4
+    while columns > 1 and legend.get_window_extent().width > figure.bbox.width:
+        legend.remove()
+        columns -= 1
+        legend = figure.legend(handles.values(), handles.keys(), ncols=columns, **place)
 
 
 Panel = TypeVar("Panel")
@@ -161,19 +184,24 @@ def forest(
         title: {name: i for name, i in rows.items() if i and np.isfinite(i.value)}
         for title, rows in panels.items()
     }
-    names = {title: list(rows)[::-1] for title, rows in finite.items()}
-    if len(finite) > MANY:  # small panels show the same names in the same rows
+    union = list(dict.fromkeys(name for rows in finite.values() for name in rows))
+    widest, width = max(map(len, union), default=10), 48
+    # Inches that names need at least, and a panel's title and axis.
+    tall = 0.14 * len(union) * math.ceil(widest / width) + 0.6
+    if small := len(finite) > MANY or math.ceil(len(finite) / 2) * tall > PAGE[1]:
         rcParams.update(SMALL)
-        union = list(dict.fromkeys(name for rows in finite.values() for name in rows))
-        names = dict.fromkeys(finite, union[::-1])
-    longest = max(map(len, names.values()))
-    widest = max((len(name) for rows in names.values() for name in rows), default=10)
-    columns = 4 if len(finite) > MANY else 2 if len(finite) > 1 and widest < 40 else 1
+        width = widest
+    # Names that would take much of each panel are written once, left of panels with equal rows.
+    alike = small or (len(finite) > 1 and widest > 26)
+    names = {title: (union if alike else list(rows))[::-1] for title, rows in finite.items()}
+    longest = max(map(len, names.values())) * math.ceil(widest / width)
+    columns = min(len(finite), 4 if small else 2)
     height = math.ceil(len(finite) / columns) * (0.02 * rcParams["font.size"] * (longest + 10))
     figure, axes = _axes(len(finite), columns, PAGE[0], min(PAGE[1], height), sharex=True)
     size = rcParams["font.size"] / 2.2
     for number, (ax, (title, rows)) in enumerate(zip(axes, finite.items(), strict=True)):
-        ax.set_yticks(range(len(names[title])), names[title])
+        shown = [textwrap.fill(name, width) for name in names[title]]
+        ax.set_yticks(range(len(shown)), shown)
         for y, name in enumerate(names[title]):
             if interval := rows.get(name):
                 colour = BLACK if name in black else BLUE
@@ -185,7 +213,7 @@ def forest(
                 )
         ax.axvline(chance, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
         first_column, last_row = number % columns == 0, number + columns >= len(finite)
-        ax.tick_params(labelleft=first_column or len(finite) <= MANY, labelbottom=last_row)
+        ax.tick_params(labelleft=first_column or not alike, labelbottom=last_row)
         ax.set_ylim(-0.6, max(len(names[title]), 1) - 0.4)
         panel_title(ax, title)
     explanation = f"{label}; filled: the interval excludes {chance:g}; open: it includes it"
@@ -284,6 +312,7 @@ def _error_curves(ax: Axes, curves: Mapping[str, Curve], label: str = "{}") -> N
 @panelled(2.8, 2.4, band=BAND)
 def payoff(ax: Axes, curves: Mapping[str, Curve]) -> None:
     """Error rate of accepted confident answers over abstention: figure "payoff" of the paper."""
+    ax.sharex(ax.figure.axes[0])
     _error_curves(ax, curves, "by {}")
     ax.set(xlabel="abstained, % of the confident", ylabel="retained error")
 
@@ -291,6 +320,7 @@ def payoff(ax: Axes, curves: Mapping[str, Curve]) -> None:
 @panelled(2.8, 2.4, band=BAND)
 def risk_coverage(ax: Axes, curves: Mapping[str, Curve]) -> None:
     """Risk over coverage for each signal."""
+    ax.sharex(ax.figure.axes[0])
     _error_curves(ax, curves)
     ax.set(xlabel="coverage", ylabel="error rate, accepted")
 
@@ -311,14 +341,23 @@ def coverage(ax: Axes, bands: tuple[pd.DataFrame, Mapping[str, np.ndarray]]) -> 
         ax.fill_between(TOP_K, *ends[tokens], color=colour, alpha=0.15, linewidth=0)
     ax.set_xscale("log", base=2)
     ax.set_xticks(TOP_K[::2], [str(k) for k in TOP_K[::2]])
-    ax.set_ylim(top=1.02)
     ax.set(xlabel="K", ylabel="mass of the top K")
+    ax.sharey(ax.figure.axes[0])
+
+
+FEWEST_VALUES = 10
+"""Of fewer values no density is drawn, but each value."""
 
 
 @panelled(2.8, 2.4, columns=2)
-def violins(ax: Axes, scored: tuple[np.ndarray, np.ndarray]) -> None:
-    """Scores (n,) of right and of wrong answers: figure "error-separation" of the paper."""
-    scores, wrong = scored
+def violins(ax: Axes, scored: tuple[str, np.ndarray, np.ndarray]) -> None:
+    """Scores (n,) of right and of wrong answers: figure "error-separation" of the paper.
+
+    The name of the score comes first. Panels of one score have the same scale.
+    """
+    name, scores, wrong = scored
+    ax.set(xticks=[], xlim=(-0.6, 1.6), ylabel=f"{name}, nats")
+    ax.sharey(next(other for other in ax.figure.axes if other.get_ylabel() == ax.get_ylabel()))
     positive = scores[scores > 0]
     foot = np.quantile(positive, 0.01) if len(positive) else 1e-12
     for side, (kind, chosen, colour) in enumerate(
@@ -326,15 +365,16 @@ def violins(ax: Axes, scored: tuple[np.ndarray, np.ndarray]) -> None:
     ):
         # Logarithmic, since MI spans orders of magnitude. Zeros are drawn at the lower end.
         values = np.log10(np.maximum(scores[chosen], foot))
-        if len(values) and np.ptp(values) > 0:
+        few = len(values) < FEWEST_VALUES
+        if not few and np.ptp(values) > 0:
             parts: Any = ax.violinplot(values, [side], showextrema=False, widths=0.8)
             for body in parts["bodies"]:
                 body.set(facecolor=colour, alpha=0.5)
         counted = f"n = {len(values)}"
         if len(values):  # without values, the layout would put an empty line into the corner
-            ax.plot(
-                side, np.median(values), "o", color=colour, markersize=4, clip_on=False, zorder=3
-            )
+            shown = values if few else [np.median(values)]
+            mark: Any = {"marker": "x" if few else "o", "markersize": 4, "linestyle": ""}
+            ax.plot([side] * len(shown), shown, color=colour, clip_on=False, zorder=3, **mark)
             zeros = np.mean(scores[chosen] == 0)
             counted += f"\n{zeros:.0%} zero" if zeros > 0.05 else ""
         ax.text(
@@ -346,7 +386,6 @@ def violins(ax: Axes, scored: tuple[np.ndarray, np.ndarray]) -> None:
             transform=ax.get_xaxis_transform(),
         )
     ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.2g}")
-    ax.set(xticks=[], xlim=(-0.6, 1.6), ylabel="nats")
 
 
 def _log_ticks(span: float) -> Locator:
@@ -360,6 +399,8 @@ def _log_ticks(span: float) -> Locator:
 def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
     """MI_t and A_t of tokens, and their correlation: figure "mechanism" (a) of the paper."""
     mi, agreement, r = tokens
+    ax.sharex(ax.figure.axes[0])
+    ax.sharey(ax.figure.axes[0])
     foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
     hexagons = ax.hexbin(
         np.maximum(mi, foot),
@@ -376,7 +417,8 @@ def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
         hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}", ticks=LogLocator(subs=(1, 3))
     )
     bar.ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.xaxis.set_major_locator(_log_ticks(float(mi.max(initial=foot) / foot)))
+    low, high = ax.get_xlim()  # of the panels so far
+    ax.xaxis.set_major_locator(_log_ticks(high / low))
     ax.xaxis.set_major_formatter(
         lambda x, _: f"{x:.3g}" if x >= 1e-3 else f"{x:.0e}".replace("e-0", "e-")
     )
@@ -446,15 +488,20 @@ def operating_point(table: pd.DataFrame, tolerated: int) -> Figure:
     return figure
 
 
+RUN = ("scope", "S", "K", "at depth", "mask seed", "masks", "device")
+"""Columns that tell runs of one setting apart."""
+
+
 @styled
 def seconds(table: pd.DataFrame) -> Figure:
     """Median seconds per answer by phase, stacked."""
     phases = [name for name in table if name in PHASES.values()]
-    names = [
-        f"{run.setting} ({run.scope}, S = {run.S}, depths: {run.depths}, masks {run.masks})"
-        for run in table.itertuples()
-    ]
-    figure, (ax,) = grid(1, 4.5 + 0.06 * max(map(len, names)), 1.2 + 0.3 * len(table))
+    parts = [f"{name} " + table[name].astype(str) for name in RUN if name in table]
+    differ, common = ([p for p in parts if (p.nunique() > 1) is each] for each in (True, False))
+    names = reduce(lambda first, part: first + ", " + part, differ, table["setting"].astype(str))
+    number = names.groupby(names).cumcount() + 1
+    names = names.where(~names.duplicated(keep=False), names + ", run " + number.astype(str))
+    figure, (ax,) = grid(1, 4.5 + 0.06 * names.map(len).max(), 1.2 + 0.3 * len(table))
     left = np.zeros(len(table))
     colours = dict(zip(phases, (GREY, ORANGE, GREEN, BLUE, AMBER, PURPLE, SKY), strict=False))
     for phase in phases:
@@ -463,6 +510,7 @@ def seconds(table: pd.DataFrame) -> Figure:
         left += values
     ax.set_yticks(range(len(table)), names, fontsize=7)
     ax.invert_yaxis()
-    ax.set_xlabel("seconds per answer (sum of medians)")
+    about = "; ".join(part.iloc[0] for part in common)
+    ax.set_xlabel(f"seconds per answer (sum of medians)\n{textwrap.fill(about, 72)}")
     ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     return figure

@@ -20,17 +20,34 @@ from lm_polygraph_asmi.report.tables import parameters_line
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
 SYMBOLS = (
-    "MI_t: disagreement of the masked subnetworks on a token, in nats. A_t: semantic similarity "
-    "of the tokens that they disagree on. u_sem: the score of Sem-ASMI, which is MI_t (1 − A_t) "
-    "averaged over an answer. H, entropy: mean token entropy of the unmasked model. H(p̄): "
-    "entropy of the subnetworks' mean prediction. MSP: −log probability of the answer. MSP and H "
-    "are LM-Polygraph's; in a run without them, they are computed from ASMI's own unmasked pass. "
-    "All scores: higher = more uncertain. †: not in the paper."
+    "MI_t: disagreement of the masked subnetworks on a token, in nats.",
+    "A_t: semantic similarity of the tokens that they disagree on.",
+    "u_sem: the score of Sem-ASMI, which is MI_t (1 − A_t) averaged over an answer.",
+    "H, entropy: mean token entropy of the unmasked model.",
+    "H(p̄): entropy of the subnetworks' mean prediction.",
+    "MSP: −log probability of the answer.",
+    "MSP and H are LM-Polygraph's; in a run without them, they are computed from ASMI's own "
+    "unmasked pass.",
+    "All scores: higher = more uncertain.",
+    "†: not in the paper.",
 )
 """Explanation of the report's symbols."""
 MATH = {"p̄": r"$\bar{p}$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$",
         "†": r"\dag{}"}  # fmt: skip
 """Characters that LaTeX can set in text only with packages. pandas escapes all others."""
+ESCAPED = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{mark: f"${mark}$" for mark in "<>|"},
+    **{mark: rf"\{mark}" for mark in "&%$#_{}"},
+}
+"""Characters that mean something else in LaTeX."""
+NOTE = r"""\par\medskip
+\begin{minipage}{\linewidth}\footnotesize
+%s
+\end{minipage}"""
+"""A note below a table in LaTeX."""
 RESIZED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%" "\n"
 """LaTeX that makes a table narrower if it is wider than the text, but never wider."""
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
@@ -103,13 +120,15 @@ def _save(draw: Callable[[], Figure], stem: Path, suffixes: Sequence[str], about
     figure = draw()
     for suffix in suffixes:
         save(figure, stem.with_suffix(f".{suffix}"), about)
-        figure.set_layout_engine("none")  # keep the layout, which is slow to compute
 
 
 def _description(item: ReportItem) -> str:
     """An item's title and notes, and the sources of its data."""
-    sources = [f"Source: {_source(group)}" for group in item.groups]
-    return "\n".join([item.title, *item.caption, *sources])
+    return "\n".join([item.title, *item.caption, *_sources(item)])
+
+
+def _sources(item: ReportItem) -> list[str]:
+    return [f"Source: {_source(group)}" for group in item.groups]
 
 
 def markdown_table(item: ReportItem) -> str:
@@ -121,7 +140,10 @@ def markdown_table(item: ReportItem) -> str:
 
 
 def latex_table(item: ReportItem) -> str:
-    """A table for LaTeX with the packages booktabs and graphicx. Its notes become comments."""
+    """A table for LaTeX with the packages booktabs and graphicx, with its notes printed below it.
+
+    Its sources become comments.
+    """
     numbers = [name for name in item.table if not item.table[name].map(type).eq(str).any()]
     table = item.styled("latex").to_latex(
         column_format="".join("r" if name in numbers else "l" for name in item.table),
@@ -129,13 +151,29 @@ def latex_table(item: ReportItem) -> str:
         position_float="centering",
         hrules=True,
         convert_css=True,
-        caption=re.sub(r"([&%$#_{}])", r"\\\1", item.title),
+        caption=_escaped(item.title),
         label=f"tab:{item.name}",
     )
     table = table.replace(r"\begin{tabular}", RESIZED + r"\begin{tabular}", 1)
-    table = table.replace(r"\end{tabular}", r"\end{tabular}}", 1)
+    note = NOTE % _escaped(" ".join(_printed_notes(item)))
+    table = table.replace(r"\end{tabular}", r"\end{tabular}}" + f"\n{note}", 1)
     table = re.sub("|".join(MATH), lambda found: MATH[found[0]], table)
-    return "".join(f"% {line}\n" for line in _description(item).splitlines()) + table
+    return "".join(f"% {line}\n" for line in [item.title, *_sources(item)]) + table
+
+
+def _escaped(text: str) -> str:
+    return re.sub("|".join(map(re.escape, ESCAPED)), lambda found: ESCAPED[found[0]], text)
+
+
+def _printed_notes(item: ReportItem) -> list[str]:
+    """What a printed table needs: its notes, without those on its figure, and its symbols."""
+    notes = [note for note in item.caption if not note.startswith("Figure")]
+    words = item.styled("html").to_html() + " ".join(notes)
+    symbols = {line.partition(":")[0].split(",")[0]: line for line in SYMBOLS}
+    used = (
+        line for s, line in symbols.items() if re.search(rf"(?<!\w){re.escape(s)}(?!\w)", words)
+    )
+    return [*notes, *used]
 
 
 TABLES: Mapping[str, Callable[[ReportItem], str]] = {
@@ -160,7 +198,7 @@ def _page(
     template = Environment(autoescape=True, trim_blocks=True).from_string(source)
     return template.render(
         first_lines=first_lines,
-        symbols=SYMBOLS,
+        symbols=" ".join(SYMBOLS),
         items=items,
         tables={item.name: item.styled("html").to_html(table_uuid=item.name) for item in items},
         missing=[item for item in made if isinstance(item, MissingItem)],

@@ -68,7 +68,8 @@ def test_a_table_is_flat_in_a_file_and_escaped_and_marked_in_html_and_latex(tmp_
             "PRR": [Marked(PRR(0.5, 0.1), BOLD), Marked(PRR(-0.4, 0.1), ITALIC)],
         }
     )
-    item = ReportItem("x", "X_t & 5 %", [], table, notes=["Said & done."])
+    notes = [r"Said & done: {a}\b^2~<c>.", "Figure: drawn."]
+    item = ReportItem("x", "X_t & 5 %", [], table, notes=notes, signed=["gap Δ"], resamples=7)
     numbers = pd.DataFrame({
         "gap Δ": [nan, 0.1], "gap Δ low": [nan, 0.0], "gap Δ high": [nan, 0.2],
         "PRR": [0.5, -0.4], "PRR standard error": [0.1, 0.1],
@@ -81,12 +82,21 @@ def test_a_table_is_flat_in_a_file_and_escaped_and_marked_in_html_and_latex(tmp_
     written = {"<b>_": False, "&lt;b&gt;_": True, "font-weight: bold": True, "MSP</td>": True}
     assert {part: part in html for part in written} == written
     lines = latex_table(item).splitlines()
-    assert lines[:2] == ["% X_t & 5 %", "% Said & done."]
+    assert [line for line in lines if line.startswith("%")] == ["% X_t & 5 %"]
+    (note,) = (line for line in lines[lines.index(r"\end{tabular}}") :] if "Said" in line)
+    assert note.startswith(
+        r"Said \& done: \{a\}\textbackslash{}b\textasciicircum{}2\textasciitilde{}$<$c$>$. "
+    )
+    # What brackets, signs and symbols of the table mean, and nothing of its figure or of others.
+    said = {"7 resamples": True, "asterisk": True, "standard error": True, "MSP: $-$log": True,
+            "drawn": False, r"u\_sem:": False, "H, entropy": False}  # fmt: skip
+    assert {words: words in note for words in said} == said
     assert lines[lines.index(r"\begin{tabular}{lrr}") - 1].startswith(r"\resizebox")
     assert {*lines} >= {
         r"\caption{X\_t \& 5 \%}", r"method & gap $\Delta$ & PRR \\",
         r"MSP & – & \bfseries 0.50 $\pm$ 0.10 \\",
-        r"\$\textbackslash x <b>\_|\&\%\#\{\} & 0.10 [0.00, 0.20] & \itshape $-$0.40 $\pm$ 0.10 \\",
+        r"\$\textbackslash x <b>\_|\&\%\#\{\} & +0.10 [+0.00, +0.20] & "
+        r"\itshape $-$0.40 $\pm$ 0.10 \\",
         r"\end{tabular}}",
     }  # fmt: skip
 

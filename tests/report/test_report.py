@@ -3,9 +3,10 @@
 import sys
 from dataclasses import replace
 from html import unescape
-from itertools import product
+from itertools import pairwise, product
+from math import nan
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import joblib
 import numpy as np
@@ -94,7 +95,9 @@ def test_a_full_report_has_every_item_in_every_form(everything):
         assert not everything.table(name).empty
         latex = (everything.out / "tables" / f"{name}.tex").read_text()
         assert "Source: tiny model, squad: 64 answers, 32 clusters, quality AlignScore" in latex
-        assert not set(latex.partition(r"\begin{table*}")[2]) - {*map(chr, range(128)), "–"}
+        printed = latex.partition(r"\begin{table*}")[2]
+        assert "asterisk: it excludes 0" in printed or "* [" not in printed, name
+        assert not set(printed) - {*map(chr, range(128)), "–"}
     for file, parts in {
         "tables/minus_msp.md": ["10,000 resamples"], "tables/error_separation.md": ["2,000 resam"],
         "index.html": [
@@ -505,21 +508,125 @@ def test_quadrants_have_their_own_rates_and_numbers():
 
 
 def test_figures_of_many_settings_fit_a_page():
-    """Sixteen panels, twenty rows, or long names, few of them in common; all on one scale."""
+    """Many panels, rows, or long names, few of them in common; all on one scale."""
     rows = {f"method {i}": Interval(0.1 * i, 0.1 * i - 0.3, 0.1 * i + 0.3) for i in range(20)}
     named = "Adapt-ASMI (60%, K=64, scope=response, mask_sampler=balanced {})"
     own = {f"m, d{i}": {named.format(3 * i + k): rows["method 3"] for k in range(5)}
            for i in range(7)}  # fmt: skip
-    for panels in ({f"model, set {i}": rows for i in range(16)}, {"a": own["m, d0"]}, own):
+    scoped = {f"{symbol} (60%, K=64, scope=response)": rows["method 3"] for symbol in ("Sem", "a")}
+    two = {"m, one": scoped, "m, other": scoped | {"MSP": rows["method 0"]}}
+    for panels in (
+        {f"model, set {i}": rows for i in range(16)}, {f"m, set {i}": rows for i in range(6)},
+        {"a": own["m, d0"]}, own, two,
+    ):  # fmt: skip
         figure = figures.forest(panels, "PRR")
         assert (figure.get_size_inches() <= figures.PAGE).all()
         marks = "filled: the interval excludes 0; open: it includes it"
         assert marks in figure.get_supxlabel().replace("\n", " ")
-        figure.draw_without_rendering()
+        lay_out(figure)
         axes = [ax for ax in figure.axes if ax.axison]
         assert len({ax.get_xlim() for ax in axes}) == 1
-        labels = [label for ax in axes for label in ax.get_yticklabels() if label.get_text()]
-        names = [label.get_window_extent() for label in labels if label.get_visible()]
         places = [ax.get_window_extent() for ax in axes]
-        assert not any(name.overlaps(place) for name in names for place in places)
-        assert min(name.x0 for name in names) >= 0
+        columns = [written(ax.yaxis) for ax in axes]
+        assert not any(name.overlaps(place) for names in columns for name in names
+                       for place in places)  # fmt: skip
+        assert not any(under.overlaps(over) for names in columns for under, over in pairwise(names))
+        assert min(name.x0 for names in columns for name in names) >= 0
+        first = max(name.width for names in columns for name in names)
+        assert first * sum(map(bool, columns[:2])) < figure.bbox.width / 2
+
+
+def lay_out(figure):
+    """As in its file, which is not written."""
+    with patch.object(Figure, "savefig"):
+        figures.save(figure, "figure.png")
+    figure.draw_without_rendering()
+
+
+def written(axis):
+    """Places of the labels that are seen along an axis."""
+    low, high = sorted(axis.get_view_interval())
+    return [
+        label.get_window_extent()
+        for tick in axis.get_major_ticks()
+        if low <= tick.get_loc() <= high
+        for label in [tick.label1]
+        if label.get_visible() and label.get_text()
+    ]
+
+
+DEPTHS = [i / 20 for i in range(1, 20)], {"a": np.zeros(19)}, np.zeros(19), np.zeros((2, 19))
+
+
+@pytest.mark.parametrize(
+    ("draw", "panels", "shared"),
+    [
+        (figures.joint, [(np.geomspace(low, 0.3, 99), np.linspace(low, 1, 99), 0.5)
+                         for low in (1e-5, 1e-3, 0.1)], "xy"),
+        (figures.depths, [DEPTHS] * 7, "xy"),
+        # A curve may end where few answers are left.
+        (figures.payoff, [{"u_sem": (np.arange(99), np.where(np.arange(99) < end, 0.5, nan),
+                                     np.full((2, 99), nan))} for end in (30, 90)], "x"),
+        (figures.coverage, [(pd.DataFrame([np.linspace(low, 1, len(coverage.TOP_K))],
+                                          ["high (top decile)"], coverage.TOP_K),
+                             {"high (top decile)": np.ones((2, len(coverage.TOP_K)))})
+                            for low in (0.2, 0.9)], "xy"),
+        (figures.violins, [("ASMI", np.geomspace(low, 1, 40), np.arange(40) < 20)
+                           for low in (1e-5, 0.1)], "y"),
+    ],
+)  # fmt: skip
+def test_panels_share_axes_whose_numbers_do_not_touch(draw, panels, shared):
+    figure = draw({f"model, set {i}": values for i, values in enumerate(panels)})
+    lay_out(figure)
+    axes = [ax for ax in figure.axes if ax.get_title()]
+    assert len(axes) == len(panels)
+    for letter in shared:
+        assert len({getattr(ax, f"get_{letter}lim")() for ax in axes}) == 1
+    for ax in axes:
+        numbers = written(ax.xaxis)
+        assert all(left.x1 + 2 < right.x0 for left, right in pairwise(numbers))
+        assert len(numbers) > 1 or draw is figures.violins
+    for legend in figure.legends:
+        assert legend.get_window_extent().width <= figure.bbox.width
+
+
+def test_a_legend_is_no_wider_than_its_figure():
+    names = [f"Qwen3-8B-Base, SQuAD without passage ({i})" for i in range(6)]
+    groups = dict.fromkeys(names, np.zeros(19))
+    figure = figures.depths({"ASMI": (DEPTHS[0], groups, *DEPTHS[2:])})
+    lay_out(figure)
+    assert figure.legends[0].get_window_extent().width <= figure.bbox.width
+
+
+def test_every_bar_of_the_costs_has_its_name(tmp_path):
+    """Of runs that differ by seed or depth alone, and of one that was repeated."""
+    runs = [(content(), 0), (content(mask_seed=1), 1), (content(depths=(80,)), 0), (content(), 0)]
+    files = [
+        save(tmp_path / f"run{i}", saved, manifest(60) | {"seeds": {"masks": seed}})
+        for i, (saved, seed) in enumerate(runs)
+    ]
+    (item,) = cost(load_run_groups(files))
+    (ax,) = item.draw().axes
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert len({*names}) == len(names) == 4
+    assert [[part in name for name in names].count(True) for part in ("seed 1", "80%")] == [1, 1]
+    assert "S 40" in ax.get_xlabel()
+
+
+def test_one_variant_is_drawn_in_all_rows_and_few_answers_one_by_one(tmp_path):
+    def wrong(saved, rows):
+        quality = np.where(np.isin(np.arange(60), rows), 0.1, 0.9).tolist()
+        return saved | {"gen_metrics": {("sequence", "AlignScore"): quality}}
+
+    fewer = content()
+    without("estimations", lambda name: "Adapt" not in name[1])(fewer)
+    files = [
+        save(tmp_path / "all", wrong(content(), range(4)), manifest(60)),
+        save(tmp_path / "fewer", wrong(fewer, range(20)), manifest(60, "asmi_other")),
+    ]
+    figure = screen(load_run_groups(files))[0].draw()
+    assert [ax.get_ylabel() for ax in figure.axes] == ["Sem-ASMI, nats", "MSP, nats"] * 2
+    assert all(ax.get_ylabel().split(",")[0] in ax.get_title() for ax in figure.axes)
+    for number, ax in enumerate(figure.axes):
+        few = [len(line.get_xdata()) for line in ax.lines if line.get_marker() == "x"]
+        assert (few, len(ax.collections)) == (([4], 1) if number < 2 else ([], 2))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from lm_polygraph_asmi.analysis.clusters import Clustered, Interval
 from lm_polygraph_asmi.heads.analysis.probe import flip_rates
@@ -92,23 +92,21 @@ def _note(group: RunGroup, probe: Probe) -> str:
     )
 
 
-@figures.styled
-def _figure(panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Interval]]]]) -> Figure:
+@figures.panelled(3.2, 2.5, band="95 % over clusters")
+def _figure(ax: Axes, shares: tuple[Sequence[int], Mapping[str, Sequence[Interval]]]) -> None:
     """Share of tokens that flip over the number of ablated heads, one panel per setting."""
-    figure, axes = figures.grid(len(panels), 3.2, 2.5)
-    for ax, (title, (k, curves)) in zip(axes, panels.items(), strict=True):
-        for name, curve in curves.items():
-            colour, style, mark = ROWS[name][2]
-            value, low, high = np.array(curve, dtype=float).T
-            ax.plot(k, value, color=colour, linestyle=style, marker=mark, markersize=3, label=name)
-            ax.fill_between(k, low, high, facecolor=colour, alpha=0.1, linewidth=0)
-            # Bands overlap, so draw their edges, too.
-            ax.plot(k, np.column_stack([low, high]), color=colour, linestyle=style, linewidth=0.5)
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(k, [str(number) for number in k])
-        ax.set_ylim(bottom=0)
-        ax.set_xlabel("heads ablated")
-        ax.set_ylabel("predictions that flip, %")
-        figures.panel_title(ax, title)
-    figures.panel_legend(figure, axes, band="95 % over clusters")
-    return figure
+    k, curves = shares
+    ax.sharex(ax.figure.axes[0])
+    ax.sharey(ax.figure.axes[0])
+    for name, curve in curves.items():
+        colour, style, mark = ROWS[name][2]
+        value, low, high = np.array(curve, dtype=float).T
+        ax.plot(k, value, color=colour, linestyle=style, marker=mark, markersize=3, label=name)
+        ax.fill_between(k, low, high, facecolor=colour, alpha=0.1, linewidth=0)
+        # Bands overlap, so draw their edges, too.
+        ax.plot(k, np.column_stack([low, high]), color=colour, linestyle=style, linewidth=0.5)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(k, [str(number) for number in k])
+    ax.autoscale(axis="y")  # over the panels so far
+    ax.set_ylim(bottom=0)
+    ax.set(xlabel="heads ablated", ylabel="predictions that flip, %")

@@ -1,8 +1,11 @@
 """Items on the masking response, the subnetworks' tokens, and cost."""
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from scipy.stats import pearsonr
 
 from lm_polygraph_asmi.analysis.cost import PHASES_OF, WARM_UP, method_seconds, phase_seconds
@@ -69,6 +72,20 @@ def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     return row, {group.label: (np.asarray(matrices[answer][position]), texts)}
 
 
+def _separation(panels: Mapping[str, Mapping[str, tuple[str, Any, Any]]]) -> Figure:
+    """One variant, the one that most settings have, and MSP."""
+    have = Counter(name for scored in panels.values() for name in scored)
+    variants = sorted(("Adapt-ASMI", "Sem-ASMI", "ASMI"), key=lambda name: -have[name])
+    return figures.violins(
+        {
+            f"{label}\n{scored[name][0]}": (name, *scored[name][1:])
+            for label, scored in panels.items()
+            for name in [*[name for name in variants if name in scored][:1], "MSP"]
+            if name in scored
+        }
+    )
+
+
 @per_setting(
     "error_separation",
     "Masking response and error separation",
@@ -78,8 +95,9 @@ def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     "(0.002 "
     "nats, and the signal fails); its other settings start at 0.016 nats.",
     "Figure: logarithmic axis. Values below the first percentile of the positive values are drawn "
-    "at the lower end. Dot: median.",
-    figure=figures.violins,
+    f"at the lower end. Dot: median; crosses: each of fewer than {figures.FEWEST_VALUES} answers. "
+    "Axes of one score are alike.",
+    figure=_separation,
     digits=3,
 )
 def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -90,11 +108,9 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
         scores["MSP"] = group.msp
     response = masking_response(information)
     separation = error_separation(information, dict(scores), group.answers)
-    first_variant = [name for name in ("Adapt-ASMI", "Sem-ASMI", "ASMI") if name in scores][:1]
     drawn = {
-        f"{group.label}\n{name}: AUROC {text(separation.auroc[name], 2)}": (score, group.wrong)
+        name: (f"{name} AUROC {text(separation.auroc[name], 2)}", score, group.wrong)
         for name, score in scores.items()
-        if name in [*first_variant, "MSP"]
     }
     row = {
         "setting": group.label,
@@ -105,7 +121,7 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
         "wrong answers": separation.wrong,
         "near zero": response.over_robust,
     } | {f"AUROC {name}": interval for name, interval in separation.auroc.items()}
-    return row, drawn
+    return row, {group.label: drawn}
 
 
 @per_setting(
@@ -144,6 +160,7 @@ def _cost_of(run: Run) -> dict[str, Any] | None:
     phases, methods = phase_seconds(seconds), method_seconds(seconds)
     if not phases:
         return None
+    depths = sorted({settings_at_depth["depth"] for settings_at_depth in used})
     settings = used[0] if used else {"scope": "–", "num_masks": "–", "top_k": "–"}
     sequential = run.recorded("config").get("asmi", {}).get("memory_budget") == 1
     manifest = run.manifest or {}
@@ -151,7 +168,9 @@ def _cost_of(run: Run) -> dict[str, Any] | None:
         "scope": settings["scope"],
         "S": settings["num_masks"],
         "K": settings["top_k"],
-        "depths": len({settings_at_depth["depth"] for settings_at_depth in used}),
+        "depths": len(depths),
+        "at depth": ", ".join(f"{100 * depth:g}%" for depth in depths) or "–",
+        "mask seed": run.recorded("seeds").get("masks", "–"),
         "masks": SEQUENTIAL if sequential else BATCHED,
         "n": max(timing.n for timing in phases.values()),
         **{phase: timing.median for phase, timing in phases.items()},

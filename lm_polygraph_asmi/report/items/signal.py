@@ -199,7 +199,9 @@ REGIMES = {True: "context", False: "memory", None: "not recorded"}
 
 def _regimes_figure(table: pd.DataFrame) -> Figure:
     panels = {
-        f"answers from {regime}": dict(zip(rows["setting"], rows["residual AUROC"], strict=True))
+        f"answers expected from: {regime}": dict(
+            zip(rows["setting"], rows["residual AUROC"], strict=True)
+        )
         for regime, rows in table.groupby("answers expected from", sort=False)
     }
     return figures.forest(panels, f"u_sem beyond MSP and H: residual {AREA}", chance=0.5)

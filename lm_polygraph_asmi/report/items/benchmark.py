@@ -308,7 +308,7 @@ def depths(groups: Sequence[RunGroup]) -> Items:
     swept = (c for c in groups if any(len(_by_depth(c, symbol)) > 1 for symbol in SWEPT))
     largest = largest_runs([group for group in swept if group.answers.n_clusters > 1])
     doubled = [group.label for group in groups if largest.get(group, group) is not group]
-    left_out = [f"Left out, since a larger run has the same questions: {'; '.join(doubled)}."]
+    left_out = [f"Left out, since a larger run has some of their questions: {'; '.join(doubled)}."]
     groups = [group for group in groups if largest.get(group) is group]
     notes = [
         "Aggregate: mean over settings. The highest is bold if the paired 95 % interval (over "

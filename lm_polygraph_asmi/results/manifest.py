@@ -18,6 +18,7 @@ from huggingface_hub.errors import HFValidationError
 
 from lm_polygraph_asmi.files import read_json, to_json, write_whole
 from lm_polygraph_asmi.results.names import SECONDS
+from lm_polygraph_asmi.tables import LINES, TABLES
 
 FORMAT = 1
 SECRETS = {"hf_token", "token", "use_auth_token", "api_key"}
@@ -48,9 +49,25 @@ def read_manifest(manager: str | Path) -> dict[str, Any]:
         manifest = read_json(path)
         if not isinstance(manifest, dict):
             raise ValueError("expected a JSON object")
-    except ValueError as error:
+        return manifest | {"dataset": data_of(manifest)}
+    except (ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    return manifest
+
+
+def data_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest records of a run's data, with its `source` and a `name` for people.
+
+    The name is the one recorded (a benchmark), or else the stem of the file or the name on the hub.
+    A manifest of an earlier release has the source of a config's own `dataset` in the config alone.
+    """
+    data, config = manifest.get("dataset") or {}, manifest.get("config") or {}
+    source = data.get("source", config.get("dataset", ""))  # None: the demo's questions
+    parts = source if isinstance(source, list) else ["asmi_demo" if source is None else source]
+    paths, files = [Path(str(part)) for part in parts], (".json", *LINES, *TABLES)
+    name = " ".join(
+        path.stem if path.suffix.lower() in files else path.name.partition("@")[0] for path in paths
+    )
+    return data | {"name": data.get("name") or name or None, "source": source or None}
 
 
 def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:

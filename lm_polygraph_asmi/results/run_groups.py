@@ -1,4 +1,4 @@
-"""Runs grouped into settings (model x dataset x prompt), with all methods on the same rows."""
+"""Runs grouped into settings (model x questions x prompt), with all methods on the same rows."""
 
 import os
 from collections import Counter
@@ -272,8 +272,7 @@ def load_run_groups(
     for file in dict.fromkeys(file.resolve() for path in paths for file in manager_files(path)):
         run = load_run(file)
         alike = (runs for runs in same_answers if all(_same_answers(r, run) for r in runs))
-        same = next(alike, None)
-        if same is None:
+        if (same := next(alike, None)) is None:
             same_answers.append(same := [])
         same.append(run)
     groups = [_group(runs, metric, depth) for runs in same_answers]
@@ -288,13 +287,18 @@ def load_run_groups(
 
 
 def _same_answers(first: Run, second: Run) -> bool:
-    """Whether two runs have the same answers, and equal settings for scores of equal names."""
-    texts = "input_texts", "greedy_texts"
+    """Whether runs have a model's same answers to the same questions, and equal scores by name.
+
+    Questions are the same if prompts and gold answers are, whatever name a config gives them.
+    """
+    stats, texts = (first.stats, second.stats), ("input_texts", "greedy_texts")
+    golds = [of["target_texts"] for of in stats if "target_texts" in of]
     shared = first.quality.columns.intersection(second.quality.columns)
     scores = first.methods.keys() & second.methods.keys()
     return (
-        _names(first) == _names(second)
+        _names(first)[0] == _names(second)[0]
         and all(first.stats.get(n) and first.stats[n] == second.stats.get(n) for n in texts)
+        and golds[1:] in ([], golds[:1])
         and len(shared) > 0
         and np.allclose(first.quality[shared], second.quality[shared], rtol=1e-4, equal_nan=True)
         and all(first.methods[n].score_key() == second.methods[n].score_key() for n in scores)
@@ -313,12 +317,7 @@ def _names(run: Run) -> tuple[str, str]:
     model, data = run.recorded("model"), run.recorded("dataset")
     path = Path(model.get("path") or "unknown model").name
     name = (model.get("name") or path).removeprefix("asmi_")
-    dataset = (
-        data.get("name")
-        or Path(str(data.get("source") or "")).stem
-        or (run.manifest or {}).get("config_name")
-        or run.path.resolve().parent.name
-    )
+    dataset = data.get("name") or run.path.resolve().parent.name
     names = path if name == "local" else name, dataset.removeprefix("asmi_")
     return names[0].replace("_", " "), names[1].replace("_", " ")
 

@@ -28,6 +28,7 @@ from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.mends import mended
 from lm_polygraph_asmi.results.manifest import (
     FORMAT,
+    data_of,
     model_of,
     packages,
     seconds_per_phase,
@@ -223,12 +224,16 @@ def _started_manifest(plan: Plan) -> dict[str, Any]:
     left_out = {"hydra", "dataset"} if plan.rows.chosen else {"hydra"}
     job = container(OmegaConf.masked_copy(config, [str(k) for k in config if k not in left_out]))
     choices, data = container(hydra.runtime.choices), job.get("data", {})
+    if not plan.rows.chosen:  # LM-Polygraph reads `dataset`, whatever data a group's node names
+        choices |= {"benchmark": None} if data else {}
+        data = {"source": job["dataset"], "split": job["eval_split"]}
+    data = {"name": choices.get("benchmark"), **data, "revision": plan.rows.revision}
     return {
         "format": FORMAT,
         "status": "running",
         "config_name": hydra.job.config_name,
         "model": {"name": choices.get("model"), **model_of(job["model"])},
-        "dataset": {"name": choices.get("benchmark"), **data, "revision": plan.rows.revision},
+        "dataset": data_of({"dataset": data}),
         "side_models": {
             source.name: source.folder.name
             for source in (need.source for need in plan.needs if need.by != LANGUAGE_MODEL)
@@ -251,7 +256,9 @@ def _manifest_of_seed(plan: Plan, seed: int, methods: dict[str, Any]) -> dict[st
             "run": seed,
             "masks": next((settings["seed"] for settings in methods.values()), None),
             "samples": OmegaConf.select(plan.config, "asmi.sampling_seed"),
-            "subsample": OmegaConf.select(plan.config, "data.subsample_seed"),
+            "subsample": OmegaConf.select(plan.config, "data.subsample_seed")
+            if plan.config.get("subsample_eval_dataset", -1) == -1
+            else seed,
         },
         "rows": {"ids": [r.id for r in rows], "clusters": [r.cluster for r in rows]},
     }

@@ -104,11 +104,8 @@ def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
             errors.append(f"{error}. The rows of {manager} are unknown: run the job again")
             continue
         model, data = manifest["model"], manifest["dataset"]
-        # Names come from config groups, which a user's config may lack.
-        model_name = model["name"] or Path(model["path"]).name
-        source = data.get("source") or manifest["config"].get("dataset")
-        named = Path(source).stem if isinstance(source, str) else manifest["config_name"]
-        name = f"{model_name}/{data['name'] or named}"
+        # The model's name is that of a config group, which a user's config may lack.
+        name = f"{model['name'] or Path(model['path']).name}/{data['name']}"
         setting = _key(manifest["config"]), manifest["seeds"]["run"], name
         if "merged_from" not in manifest:
             share = data.get("shard", 0), data.get("num_shards", 1)

@@ -39,6 +39,9 @@ pytestmark = [
 
 SEM, TINY, ANSWERS = "Sem-ASMI (60%, K=64)", "tiny model, squad", 64
 OPEN, CLOSED = (papers_manifest(ANSWERS, name) for name in ("SQuAD", "SQuAD without passage"))
+OTHER = manifest(40) | {
+    "dataset": {"name": "asmi_squad", "source": "other.json"}
+}  # of other questions
 
 
 @pytest.fixture(scope="module")
@@ -293,9 +296,12 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     """K = 256 run over fewer rows in another order, and with one answer that came out otherwise."""
     larger = content(top_k=256)
     larger["stats"]["greedy_texts"][3] = "something else"
-    fewer = some_rows(larger, range(39, -1, -1)), manifest(40) | {"rows": None}  # then by prompt
-    small, large = load_run_groups([save(tmp_path / "k64"), save(tmp_path / "k256", *fewer)])
-    (item,), rows = truncation([large, small]), [i for i in range(40) if i != 3]
+    unlike = {"rows": None, "dataset": {"name": "of another config"}}
+    fewer = some_rows(larger, range(39, -1, -1)), manifest(40) | unlike
+    others = save(tmp_path / "others", content(40, top_k=256, shift=0.5), OTHER)
+    saved = save(tmp_path / "k64"), save(tmp_path / "k256", *fewer), others
+    small, large, of_one_name = load_run_groups(saved)
+    (item,), rows = truncation([of_one_name, large, small]), [i for i in range(40) if i != 3]
     assert item.groups == [small, large]  # once, although each has rows of two scores
     turned, of_large = [39 - i for i in rows], "Sem-ASMI (60%, K=256)"
     scores = {"64": small.score(SEM)[rows], "256": large.score(of_large)[turned]}
@@ -320,8 +326,13 @@ def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path, monkeypatch):
         assert item.caption[-1].endswith("tiny model, squad (few).")
     # A mean over settings has the clusters of the smallest, so the widest interval.
     monkeypatch.setattr(sys.modules[depths.__module__], "percentile_interval", asked)
-    depths([whole, replace(few, dataset="other")])
+    of_others = save(tmp_path / "other", content(40, depths=(60, 80), shift=0.5), OTHER)
+    (item,) = depths([whole, other := load_run_groups([of_others])[0]])
     assert {call.kwargs["clusters"] for call in asked.call_args_list} == {20}
+    # Of one name and with equal ids, but with other questions.
+    assert (item.groups, other.dataset) == ([whole, other], whole.dataset)
+    (item,) = depths([few, load_run_groups([save(tmp_path / "one depth")])[0]])
+    assert item.groups == [few]  # a larger run of one depth does not stand for it
 
 
 ASMI, ADAPT = "ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"
@@ -349,9 +360,11 @@ OTHER_ROWS = {"ids": [f"other{i}" for i in range(60)], "clusters": ["a", "b"] * 
         ({}, {}, SLOW, {"batches": [2.5, 2.5]}),
         ({}, {"scope": "response"}, SLOW, {}),
         ({"depths": (60, 80)}, {}, SLOW, {}),
-        ({}, {}, CLOSED_BOOK, {"passage": [TINY, f"{TINY} closed book"]}),
+        ({"shift": 0.5}, {}, CLOSED_BOOK, {"passage": [TINY, f"{TINY} closed book"]}),
         ({}, {}, CLOSED_BOOK | {"model": {"path": "other"}}, {}),
-        ({}, {}, CLOSED_BOOK | {"rows": OTHER_ROWS}, {}),
+        ({"shift": 0.5}, {}, CLOSED_BOOK | {"rows": OTHER_ROWS}, {}),
+        ({"mask_seed": 1}, {}, {"dataset": {"name": "other"}}, {"seeds": [ASMI, SEM, ADAPT]}),
+        ({"top_k": 256}, {}, {"dataset": {"name": "other"}}, {"K": ["Sem-ASMI", "ASMI"]}),
     ],
 )  # fmt: skip
 def test_what_two_runs_are_compared_by(tmp_path, made, settings, about, compared):

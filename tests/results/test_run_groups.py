@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi.estimators.base import at_depth
+from lm_polygraph_asmi.results.manifest import data_of
 from lm_polygraph_asmi.results.run_groups import load_run_groups
 from tests.report.runs import METHODS, content, exchanged, loaded, manifest, save
 
@@ -96,6 +97,48 @@ def test_what_makes_two_runs_one_setting(tmp_path, lacking, settings, model, lab
     other = about | {"model": about["model"] | model}
     files = save(tmp_path / "a", saved), save(tmp_path / "b", exchanged(saved, **settings), other)
     assert [group.label for group in load_run_groups(files)] == labels
+
+
+FILE = "/home/x/my.questions.csv"
+# What an earlier run recorded of a config's own `dataset`, beside the config.
+OWN = {"config_name": "ours", "dataset": {"name": None, "revision": None}}
+
+
+@pytest.mark.parametrize(
+    ("other", "gold", "labels"),
+    [
+        ({"config_name": "ours_too"}, "gold 3", ["tiny model, my.questions"]),
+        ({"dataset": {"name": "asmi_squad"}}, "gold 3", ["tiny model, my.questions"]),
+        ({}, "other", ["tiny model, my.questions (a)", "tiny model, my.questions (b)"]),
+    ],
+)
+def test_data_are_what_was_asked_and_no_name_of_a_config(tmp_path, other, gold, labels):
+    first, second = content(), content(mask_seed=1)
+    second["stats"]["target_texts"][3] = gold
+    about = manifest(60) | OWN | {"config": {"dataset": FILE}}
+    files = save(tmp_path / "a", first, about), save(tmp_path / "b", second, about | other)
+    groups = load_run_groups(files)
+    assert [group.label for group in groups] == labels
+    assert {group.run.recorded("dataset")["source"] for group in groups} == {FILE}
+
+
+@pytest.mark.parametrize(
+    ("data", "dataset", "name"),
+    [
+        ({"name": "asmi_squad", "source": FILE}, None, "asmi_squad"),
+        ({"source": None}, None, "asmi_demo"),
+        ({"source": "some/data-1.1"}, None, "data-1.1"),
+        ({"source": ["some/data@1f2e", "part"]}, None, "data part"),
+        (None, ["some/data", "part"], "data part"),
+        (None, "DATA.PARQUET", "DATA"),
+        ({}, None, None),
+    ],
+)
+def test_names_of_data(data, dataset, name):
+    """`data` as of the node of that name, or `dataset` as LM-Polygraph reads it itself."""
+    config = {} if dataset is None else {"dataset": dataset}
+    found = data_of({"dataset": data, "config": config})
+    assert (found["name"], found["source"]) == (name, (data or {}).get("source", dataset))
 
 
 @pytest.mark.parametrize(

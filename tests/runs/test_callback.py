@@ -143,6 +143,7 @@ def test_several_runs_in_one_folder(run, capsys):
     for first in runs:  # names of rows survive LM-Polygraph's own subsampling
         kept = [PROMPTS["abcd".index(i)] for i in first.manifest["rows"]["ids"]]
         assert kept == first.stats["input_texts"]
+    assert [first.manifest["seeds"]["subsample"] for first in runs] == [3, 1]
     scored = {prompt for first in runs for prompt in first.stats["input_texts"]}
     assert len(scored) == 3
     before = manifests.manifest_path(manager).read_text()
@@ -169,6 +170,15 @@ def test_several_runs_in_one_folder(run, capsys):
 
 
 QUICK = "estimators=asmi_only", "output_attentions=false", "asmi.num_masks=5", "asmi.mask_rate=0.2"
+
+
+@pytest.mark.parametrize(("without", "name"), [([], "mine"), (["~data"], "asmi_babiqa")])
+def test_a_file_that_the_host_reads_is_recorded(run, tmp_path, without, name):
+    """Under a config's group `benchmark`, unless that names the rows of its node `data`."""
+    (tmp_path / "mine.csv").write_text("input,output\nWho built it?,Edda\nWhere?,Brask\n")
+    manager = run("dataset=mine.csv", "load_from_disk=false", *QUICK, *without)
+    about = {"name": name, "source": "mine.csv", "split": "test", "revision": None}
+    assert json.loads(manifests.manifest_path(manager).read_text())["dataset"] == about
 
 
 def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkeypatch, capsys):

@@ -315,12 +315,14 @@ def test_command(unsplit, tmp_path):
     for file in (last, manifest_path(last)):
         file.unlink()
     for file in runs.rglob("ue_manager*"):
+        edit(file, "dataset", "source", to=[f"hub/{file.parts[-3]}", "part"])
         edit(file, "dataset", "name", to=None)
     code, text = run(runs, "--out", out)
-    assert f"a_model/complete, seed 1: {ROWS} rows of 2 shards in {out}/a_model/complete/u" in text
-    assert "Error: a_model/incomplete, seed 1: expected one finished job of " in text
-    assert (code, (out / "a_model/incomplete").exists()) == (1, False)
-    assert len(load_run(out / "a_model/complete/ue_manager_seed2").scores) == ROWS
+    merged = f"a_model/complete part, seed 1: {ROWS} rows of 2 shards in {out}/a_model/complete p"
+    assert merged in text
+    assert "Error: a_model/incomplete part, seed 1: expected one finished job of " in text
+    assert (code, (out / "a_model/incomplete part").exists()) == (1, False)
+    assert len(load_run(out / "a_model/complete part/ue_manager_seed2").scores) == ROWS
     assert run(runs / "complete", "--out", tmp_path / "one")[0] == 0
     assert len(list((tmp_path / "one").glob("ue_manager_seed[12]"))) == 2  # of one setting
     (tmp_path / "empty").mkdir()

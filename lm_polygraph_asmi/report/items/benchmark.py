@@ -31,6 +31,7 @@ from lm_polygraph_asmi.report.item import (
     leading,
     per_setting,
 )
+from lm_polygraph_asmi.report.items.boundary import largest_runs
 from lm_polygraph_asmi.report.tables import MethodPRR, method_prrs
 from lm_polygraph_asmi.results.run_groups import SEMANTIC_ENTROPY, RunGroup, Unavailable, once
 from lm_polygraph_asmi.results.runs import MSP
@@ -245,6 +246,9 @@ def head_to_head(group: RunGroup) -> dict[str, Any]:
     }
 
 
+SWEPT = ("Adapt-ASMI", "Sem-ASMI")  # variants whose depth is chosen
+
+
 class VariantSweep(NamedTuple):
     """The methods of a variant at the depths that all settings have, by setting."""
 
@@ -254,10 +258,9 @@ class VariantSweep(NamedTuple):
 
 
 def _sweeps(groups: Sequence[RunGroup]) -> Iterator[VariantSweep]:
-    """Variants with at least two depths in common, on settings with at least two clusters."""
-    for symbol in ("Adapt-ASMI", "Sem-ASMI"):
-        swept = {c: _by_depth(c, symbol) for c in groups if c.answers.n_clusters > 1}
-        swept = {c: methods for c, methods in swept.items() if len(methods) > 1}
+    """Variants with at least two depths in common."""
+    for symbol in SWEPT:
+        swept = {c: known for c in groups if len(known := _by_depth(c, symbol)) > 1}
         common = sorted(set.intersection(*(set(m) for m in swept.values()))) if swept else []
         if len(common) > 1:
             methods = {c: [m[depth] for depth in common] for c, m in swept.items()}
@@ -302,10 +305,11 @@ def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, An
 
 def depths(groups: Sequence[RunGroup]) -> Items:
     """Appendix "Full Benchmark and Depth Sweep": the best depth, and whether halves agree on it."""
-    by_size = sorted(groups, key=len, reverse=True)
-    largest = {(group.model, group.dataset): group for group in reversed(by_size)}
-    doubled = [group.label for group in groups if group not in largest.values()]
-    groups = [group for group in groups if group in largest.values()]
+    swept = (c for c in groups if any(len(_by_depth(c, symbol)) > 1 for symbol in SWEPT))
+    largest = largest_runs([group for group in swept if group.answers.n_clusters > 1])
+    doubled = [group.label for group in groups if largest.get(group, group) is not group]
+    left_out = [f"Left out, since a larger run has some of their questions: {'; '.join(doubled)}."]
+    groups = [group for group in groups if largest.get(group) is group]
     notes = [
         "Aggregate: mean over settings. The highest is bold if the paired 95 % interval (over "
         "clusters) of its difference from the next highest excludes 0, and italic otherwise. "
@@ -314,11 +318,7 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         "regret: share of splits that lose nothing). Regret describes the whole procedure, and "
         "is shown in the row of the chosen depth.",
         "Figure: pointwise 95 % bands of the mean over clusters (2,000 resamples).",
-        *(
-            [f"Left out, since a larger run has the questions: {'; '.join(doubled)}."]
-            if doubled
-            else []
-        ),
+        *left_out * bool(doubled),
     ]
     return frame(
         "depth_selection",
@@ -328,8 +328,8 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         figures.depths,
         digits=3,
         groups=groups,
-        otherwise="no setting of several clusters was scored at two or more depths (see "
-        "asmi_depth_sweep)",
+        otherwise="no setting of several clusters was scored at two or more depths, or settings "
+        "were scored at different ones (see asmi_depth_sweep)",
     )
 
 

@@ -20,18 +20,49 @@ from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_dep
 def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
     """Pairs of row numbers of two settings with the same question, and perhaps the same answer.
 
-    Questions are the same if their ids are equal or, if a setting has no ids, their prompts.
+    Questions are the same if prompts and gold answers are. Where one source is asked with other
+    prompts, such as without the passage, ids are compared instead of prompts.
     """
-    by_id = bool(first.ids and second.ids)
+    groups, names = (first, second), ("input_texts", "greedy_texts")[: 1 + same_answers]
+    data = [group.run.recorded("dataset") for group in groups]
+    source, form = (
+        [[of.get(name) for name in about] for of in data]
+        for about in (("source", "split"), ("closed_book", "prompt_style"))
+    )
+    alike = first.ids and second.ids and source[0] == source[1]
+    by_id = alike and form[0] != form[1] and not same_answers
+    golds = [group.saved("target_texts") for group in groups]
     first_keys, second_keys = (
-        (group.ids if by_id else group.saved("input_texts")) or [] for group in (first, second)
+        list(
+            zip(
+                *([group.ids or []] if by_id else [group.saved(name) or [] for name in names]),
+                *([map(repr, gold or [])] if all(golds) else []),
+                strict=False,  # without prompts, no question is known
+            )
+        )
+        for group, gold in zip(groups, golds, strict=True)
     )
     second_rows = {row: j for j, row in enumerate(second_keys)}
-    pairs = [(i, second_rows[row]) for i, row in enumerate(first_keys) if row in second_rows]
-    if same_answers:
-        answers = [group.saved("greedy_texts") or [] for group in (first, second)]
-        pairs = [(i, j) for i, j in pairs if all(answers) and answers[0][i] == answers[1][j]]
-    return pairs
+    return [(i, second_rows[row]) for i, row in enumerate(first_keys) if row in second_rows]
+
+
+def largest_runs(groups: Sequence[RunGroup]) -> dict[RunGroup, RunGroup]:
+    """Each setting -> the largest one that has some of its questions, for the same model.
+
+    Names do not matter: one name may stand for several data, and one data set have several names.
+    """
+    found: dict[RunGroup, RunGroup] = {}
+    for group in sorted(groups, key=len, reverse=True):
+        found[group] = next(
+            (
+                other
+                for other in dict.fromkeys(found.values())
+                if (other.model, other.closed_book) == (group.model, group.closed_book)
+                and pairs_of_rows(other, group, same_answers=False)
+            ),
+            group,
+        )
+    return found
 
 
 def twins(groups: Sequence[RunGroup]) -> Iterator[tuple[RunGroup, RunGroup]]:
@@ -84,18 +115,16 @@ def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
 
 def boundary(groups: Sequence[RunGroup]) -> Items:
     """The same questions with and without the passage: appendix "Boundary Deconfounds"."""
-    notes = [
-        "PRR on the questions that both runs have, with the clusters of the open-book rows. The "
-        "error rates of the two differ, so compare differences within a row."
-    ]
-    found = computed(
-        twins(groups), _twin_rows, lambda twins: f"{twins[0].label} against {twins[1].dataset}"
-    )
     return frame(
         "boundary",
         "Boundary: open against closed book",
-        found,
-        notes,
+        computed(
+            twins(groups), _twin_rows, lambda twins: f"{twins[0].label} against {twins[1].dataset}"
+        ),
+        [
+            "PRR on the questions that both runs have, with the clusters of the open-book rows. "
+            "The error rates of the two differ, so compare differences within a row."
+        ],
         partial(
             figures.by_setting,
             columns={"Sem-ASMI minus MSP": "Sem-ASMI Δ MSP"},
@@ -116,16 +145,15 @@ PairOfK = tuple[str, int, RunGroup, str, int, RunGroup, str]
 def truncation(groups: Sequence[RunGroup]) -> Items:
     """The same masks with another K: appendix "Boundary Deconfounds", enlarged truncation."""
     pairs = [pair for symbol in ("Sem-ASMI", "ASMI") for pair in pairs_of_k(groups, symbol)]
-    notes = [
-        "Answers that were scored with both K; paired 95 % intervals over clusters. Token ρ: "
-        "Spearman correlation of MI_t between the two K, over all tokens. Coverage: mean over "
-        "all tokens.",
-    ]
     return frame(
         "larger_k",
         "Boundary: larger K",
         computed(pairs, _rows_of_k, lambda pair: pair[2].label),
-        notes,
+        [
+            "Answers that were scored with both K; paired 95 % intervals over clusters. Token ρ: "
+            "Spearman correlation of MI_t between the two K, over all tokens. Coverage: mean over "
+            "all tokens.",
+        ],
         digits=3,
         signed=("large Δ small K", "large K Δ MSP"),
         resamples=PRR_RESAMPLES,
@@ -134,13 +162,14 @@ def truncation(groups: Sequence[RunGroup]) -> Items:
 
 
 def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
-    """Pairs of scores on the same model and dataset that differ only in K."""
+    """Pairs of scores of a model on the same questions that differ only in K."""
+    largest = largest_runs(groups)
     alike_but_k: dict[tuple[Any, ...], dict[int, tuple[RunGroup, str]]] = {}
     for group in groups:
         for method, config in group.methods.items():
             if config.symbol == symbol and same_depth(config.depth, group.depth):
                 others = config.score_key() | {"top_k": None, "stop": None}
-                by_k = alike_but_k.setdefault((group.model, group.dataset, *others.values()), {})
+                by_k = alike_but_k.setdefault((largest[group], *others.values()), {})
                 by_k.setdefault(config.top_k, (group, method))
     for by_k in alike_but_k.values():
         for small, large in pairwise(sorted(by_k)):

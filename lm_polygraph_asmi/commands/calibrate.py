@@ -109,10 +109,7 @@ def calibrate(
         if earlier is None:
             check_new(
                 out,
-                "name another file, or remove it. If it was made from the same labels, each "
-                "further "
-                "calibration lowers the confidence, and choosing the best one voids the stated "
-                "confidence",
+                f"name another file, or remove it. {AGAIN}",
             )
         with Console(stderr=True).status("Calibrating"):
             if run is not None:
@@ -128,7 +125,7 @@ def calibrate(
             check_new(
                 out,
                 "it was made from other labels, or with another risk, confidence or --largest: "
-                "name another file",
+                f"name another file. {AGAIN}",
             )
         if html:
             write_whole(html, page_of(result))
@@ -136,6 +133,12 @@ def calibrate(
     except TypeError as error:  # other errors are handled for all commands
         raise click.ClickException(str(error)) from error
     click.echo(f"{result}\nCalibration: {out}" + (f"\nPage: {html}" if html else ""))
+
+
+AGAIN = (
+    "If it was made from the same labels, each further calibration lowers the confidence, and "
+    "choosing the best one voids the stated confidence"
+)
 
 
 def _sorted_calibration(out: str) -> "Calibration | None":

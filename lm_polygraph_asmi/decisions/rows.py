@@ -179,9 +179,9 @@ def _calibrate_sorted(
     values = columns_of(known)[asked.signal]
     rule, to_label = ordered_threshold(values, wrong, asked.risk, asked.confidence, largest)
     following = "No further label helps: " + (
-        f"{np.nansum(wrong):.0f} of {np.isfinite(wrong).sum()} labelled answers, the surest, are "
-        f"wrong: too many to show that at most {asked.risk:.0%} of such answers are. Try another "
-        "signal or better answers; or, on new answers, a larger risk."
+        "too many of the surest answers, which the first test is of, are wrong to show a rate of "
+        f"at most {asked.risk:.0%}. Score more answers, better ones, or try another signal on new "
+        "ones."
         if rule.threshold is None and not rule.limits
         else "the sequence of tests has ended."
     )

@@ -56,7 +56,7 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, order: s
     """
     scored = [record for record in records if record.get("digest")]
     first, rank = scored[0] if scored else {}, order and f"rank by {order}"
-    more = [rank] * bool(rank) + ["accept"] * ("accept" in first)
+    more = [rank] * bool(rank) + [name for name in ("accept", "id") if name in first]
     names = [*COLUMNS, *more, *(first.get("signals") or {})]
     with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
         # The writer's own line ends have carriage returns, so it quotes cells that contain them.
@@ -68,12 +68,13 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, order: s
 
 
 def _texts(record: Mapping[str, Any]) -> dict[str, str]:
-    """Prompt and answer of a scored row, as a sheet shows them."""
+    """Prompt, answer and id of a scored row, as a sheet shows them."""
     answer = record.get("answer")
     if not isinstance(answer, str):  # token ids
         answer = record.get("scored_text") or record.get("text")
     prompt = record.get("prompt") or f"id {record.get('id')}"
-    return {"prompt": _shown(prompt), "answer": _shown(answer)}
+    shown = {"prompt": prompt, "answer": answer, "id": record.get("id")}
+    return {name: _shown(content) for name, content in shown.items()}
 
 
 def _letters(content: Mapping[str, Any]) -> tuple[str, ...]:

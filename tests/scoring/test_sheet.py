@@ -49,7 +49,7 @@ def cells_of(path):
     return list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
 
 
-@pytest.mark.parametrize("more", [{}, {"accept": True}])
+@pytest.mark.parametrize("more", [{}, {"accept": True}, {"id": "=7"}])
 def test_what_is_written(tmp_path, more):
     path = tmp_path / "labels.csv"
     *given, failed = (record | more for record in records())

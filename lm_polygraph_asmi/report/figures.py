@@ -200,8 +200,9 @@ def forest(
     figure, axes = _axes(len(finite), columns, PAGE[0], min(PAGE[1], height), sharex=True)
     size = rcParams["font.size"] / 2.2
     for number, (ax, (title, rows)) in enumerate(zip(axes, finite.items(), strict=True)):
-        shown = [textwrap.fill(name, width) for name in names[title]]
-        ax.set_yticks(range(len(shown)), shown)
+        ax.set_yticks(
+            range(len(names[title])), [textwrap.fill(name, width) for name in names[title]]
+        )
         for y, name in enumerate(names[title]):
             if interval := rows.get(name):
                 colour = BLACK if name in black else BLUE
@@ -212,8 +213,10 @@ def forest(
                     interval.value, y, "o", markersize=size, color=colour, markerfacecolor=filled
                 )
         ax.axvline(chance, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-        first_column, last_row = number % columns == 0, number + columns >= len(finite)
-        ax.tick_params(labelleft=first_column or not alike, labelbottom=last_row)
+        ax.tick_params(
+            labelleft=number % columns == 0 or not alike,
+            labelbottom=number + columns >= len(finite),
+        )
         ax.set_ylim(-0.6, max(len(names[title]), 1) - 0.4)
         panel_title(ax, title)
     explanation = f"{label}; filled: the interval excludes {chance:g}; open: it includes it"
@@ -293,8 +296,12 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
 that are evenly spread over the same range."""
 
 
-def _error_curves(ax: Axes, curves: Mapping[str, Curve], label: str = "{}") -> None:
-    """Error rate curves by signal. `label` is a format string for the signal's name."""
+def _error_curves(ax: Axes, curves: Mapping[str, Curve], label: str, **axes: str) -> None:
+    """Error rate curves by signal, over the same range in all panels.
+
+    `label` is a format string for the signal's name; `axes` names the axes.
+    """
+    ax.sharex(ax.figure.axes[0])
     highest = 0.0
     for name, (x, errors, band) in curves.items():
         colour, style = LINES[name]
@@ -306,23 +313,21 @@ def _error_curves(ax: Axes, curves: Mapping[str, Curve], label: str = "{}") -> N
         first = x[0] + np.ptp(x) / 20
         heights = np.r_[errors[x >= first], band[:, band_x >= first].ravel()]
         highest = max(highest, np.fmax.reduce(heights, initial=0))
-    ax.set_ylim(0, min(1, 1.05 * highest) or 1)
+    ax.set(ylim=(0, min(1, 1.05 * highest) or 1), **axes)
 
 
 @panelled(2.8, 2.4, band=BAND)
 def payoff(ax: Axes, curves: Mapping[str, Curve]) -> None:
     """Error rate of accepted confident answers over abstention: figure "payoff" of the paper."""
-    ax.sharex(ax.figure.axes[0])
-    _error_curves(ax, curves, "by {}")
-    ax.set(xlabel="abstained, % of the confident", ylabel="retained error")
+    _error_curves(
+        ax, curves, "by {}", xlabel="abstained, % of the confident", ylabel="retained error"
+    )
 
 
 @panelled(2.8, 2.4, band=BAND)
 def risk_coverage(ax: Axes, curves: Mapping[str, Curve]) -> None:
     """Risk over coverage for each signal."""
-    ax.sharex(ax.figure.axes[0])
-    _error_curves(ax, curves)
-    ax.set(xlabel="coverage", ylabel="error rate, accepted")
+    _error_curves(ax, curves, "{}", xlabel="coverage", ylabel="error rate, accepted")
 
 
 @panelled(2.8, 2.4, band=BAND, title="tokens by MI")
@@ -385,14 +390,14 @@ def violins(ax: Axes, scored: tuple[str, np.ndarray, np.ndarray]) -> None:
             va="top",
             transform=ax.get_xaxis_transform(),
         )
-    ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.2g}")
+    ax.yaxis.set_major_formatter(lambda exponent, _: f"{float(f'{10**exponent:.2g}'):g}")
 
 
-def _log_ticks(span: float) -> Locator:
-    """Ticks with numbers of a logarithmic axis whose ends have this ratio: not only of decades."""
-    if span < 10:
+def _log_ticks(low: float, high: float) -> Locator:
+    """Ticks with numbers of a logarithmic axis with these ends: not only of decades."""
+    if high < 10 * low:
         return MaxNLocator(4)
-    return LogLocator(subs=(1, 3) if span < 100 else (1,), numticks=4)
+    return LogLocator(subs=(1, 3) if high < 100 * low else (1,), numticks=4)
 
 
 @panelled(2.8, 2.6)
@@ -417,8 +422,7 @@ def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
         hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}", ticks=LogLocator(subs=(1, 3))
     )
     bar.ax.yaxis.set_minor_formatter(NullFormatter())
-    low, high = ax.get_xlim()  # of the panels so far
-    ax.xaxis.set_major_locator(_log_ticks(high / low))
+    ax.xaxis.set_major_locator(_log_ticks(*ax.get_xlim()))  # of the panels so far
     ax.xaxis.set_major_formatter(
         lambda x, _: f"{x:.3g}" if x >= 1e-3 else f"{x:.0e}".replace("e-0", "e-")
     )

@@ -75,7 +75,7 @@ def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 def _separation(panels: Mapping[str, Mapping[str, tuple[str, Any, Any]]]) -> Figure:
     """One variant, the one that most settings have, and MSP."""
     have = Counter(name for scored in panels.values() for name in scored)
-    variants = sorted(("Adapt-ASMI", "Sem-ASMI", "ASMI"), key=lambda name: -have[name])
+    variants = sorted(("Adapt-ASMI", "Sem-ASMI", "ASMI"), key=have.__getitem__, reverse=True)
     return figures.violins(
         {
             f"{label}\n{scored[name][0]}": (name, *scored[name][1:])

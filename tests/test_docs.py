@@ -129,7 +129,7 @@ def test_the_converter_of_a_server_s_log(tmp_path, monkeypatch, capsys):
         (folder / f"{log}.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     exec(block.parsed, {})
-    told = [line.partition(" left out: ")[0] for line in capsys.readouterr().out.splitlines()]
+    told = [line.partition(" left out")[0] for line in capsys.readouterr().out.splitlines()]
     assert told[:6] == [f"server-log, line {number}" for number in range(2, 8)]
     for out in ("rows", "new"):
         (row,) = map(json.loads, Path(f"{out}.jsonl").read_text().splitlines())

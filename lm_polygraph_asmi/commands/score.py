@@ -146,11 +146,14 @@ class Work(NamedTuple):
         from rich.progress import Progress
 
         from lm_polygraph_asmi.scoring.output import score_file
+        from lm_polygraph_asmi.scoring.rows import request_of
 
         with Progress(console=errors, disable=len(rows) < 2) as bar:
             task = bar.add_task("Scoring", total=len(rows))
 
             def seen(row: "Row", outcome: "Outcome") -> None:
+                own = outcome.error is None and request_of(row.content).answer is None
+                summary.counts["with an answer of the model's own"] += own
                 summary.add(row, outcome, errors)
                 bar.advance(task)
                 if outcome.result is not None and (self.html or len(rows) == 1):
@@ -280,15 +283,9 @@ class Summary:
 
     def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
         """Count a row and print its error. In a log, print once a minute how many rows are done."""
-        from lm_polygraph_asmi.scoring.rows import request_of
-
         self.counts["scored" if outcome.error is None else "failed"] += 1
-        if outcome.error is None:
-            self.counts["with warnings"] += bool(outcome.result.warnings)
-            self.counts["with an answer of the model's own"] += (
-                request_of(row.content).answer is None
-            )
-        else:
+        self.counts["with warnings"] += outcome.error is None and bool(outcome.result.warnings)
+        if outcome.error is not None:
             name = f"row {row.number}" + ("" if outcome.id is None else f" ({outcome.id})")
             self.say(errors, f"{name}: {outcome.error}", "red")
         if not errors.is_terminal and time.perf_counter() - self.printed >= MINUTE:

@@ -92,7 +92,7 @@ class Run:
 def manager_files(path: str | Path) -> list[Path]:
     """The manager file itself, or all manager files in a run folder, one per seed."""
     path = Path(path)
-    files = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*"))
+    files = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*[0-9]"))
     if not files:
         raise FileNotFoundError(
             f"{path} is neither a manager file nor a folder with one: LM-Polygraph writes "

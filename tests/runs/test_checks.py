@@ -93,8 +93,8 @@ def test_data(tmp_path, columns, overrides, message):
     ("content", "messages"),
     [
         ("input,output\na,x\nb,c\n", []),
-        ("input,output\na,007\n", ["row 1 (read as ('a', 7), written ('a', '007'))"]),
-        ("input,output\na,None\n", ["row 1 (read as ('a', None), written ('a', 'None'))"]),
+        ("input,output\na,007\n", ["row 1 (read as 7, written '007')"]),
+        ("input,output\na,None\n", ["row 1 (read as None, written 'None')"]),
         ("input,output\na,b,\nc,d,\n", ["row 1 (expected 2 cells, as in the header, got 3"]),
         ("input,output,output\na,b,c\n", ["the column 'output' occurs twice"]),
         ("input;output\na;b\n", ["expected a column 'input'"]),

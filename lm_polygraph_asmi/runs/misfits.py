@@ -1,6 +1,8 @@
 """Find config values that would end a run after its model is loaded, and describe each."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lm_polygraph.estimators
@@ -92,6 +94,11 @@ def model_misfits(plan: "Plan") -> Iterator[str]:
     """Find methods that the model's class does not support, and devices that do not exist."""
     arguments = plan.model.get("load_model_args") or {}
     yield from _absent_devices(arguments.get("device_map"))
+    if not (script := _load_script(plan)).exists():
+        yield (
+            f"model.path_to_load_script: there is no {script}. A relative path begins at the "
+            "config's folder; `${asmi_path:model/asmi_causal.py}` is the script of this package"
+        )
     if plan.without_model or not has_shipped_script(plan.model):
         return  # a user's own load script may load another class
     try:
@@ -108,6 +115,14 @@ def model_misfits(plan: "Plan") -> Iterator[str]:
     mapped = list(map(str, attention_readers(plan.estimators)))
     if mapped and (name := class_without_attention(config)):
         yield f"{name} has no attention maps: leave out {', '.join(mapped)}, {advice}"
+
+
+def _load_script(plan: "Plan") -> Path:
+    """The model's load script, found as polygraph_eval does; a folder if none is set."""
+    sources = OmegaConf.select(plan.config, "hydra.runtime.config_sources") or ()
+    named = [source.path for source in sources if source.provider == "command-line"]
+    folder = Path(*named[:1]) if named else Path(os.environ.get("HYDRA_CONFIG", "")).parent
+    return folder / str(plan.model.get("path_to_load_script") or "")
 
 
 def _absent_devices(device_map: Any) -> Iterator[str]:

@@ -105,7 +105,23 @@ def test_a_device_that_is_not_there(monkeypatch, count):
         ("cuda:0", 1), ("cuda:1", 2), ("cuda", 1), ("auto", 0), (None, 0), ({"a": 0, "b": 2}, 3),
         ({"a": "cpu"}, 0),
     ):  # fmt: skip
-        model = {"load_model_args": {"device_map": device_map}, "path_to_load_script": "own.py"}
+        model = {"load_model_args": {"device_map": device_map}, "path_to_load_script": __file__}
         texts = found("model", Plan(OmegaConf.create({"model": model})))
         assert bool(texts) == (count < needed)
         assert all(f"PyTorch sees {count} CUDA devices" in text for text in texts)
+
+
+def test_a_load_script_that_is_not_there(tmp_path):
+    """A relative path begins at the folder of the config, as in LM-Polygraph."""
+    named = {"main": "pkg", "command-line": str(tmp_path)}
+    sources = [{"provider": provider, "path": path} for provider, path in named.items()]
+
+    def texts(script):
+        content = {"hydra": {"runtime": {"config_sources": sources}}}
+        model = {"path_to_load_script": script}
+        return found("model", Plan(OmegaConf.create(content | {"model": model})))
+
+    (text,) = texts("own.py")
+    assert str(tmp_path / "own.py") in text
+    (tmp_path / "own.py").touch()
+    assert texts("own.py") == texts(None) == []

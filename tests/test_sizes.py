@@ -17,10 +17,10 @@ ROOT = PACKAGE.parent
 LINES, PARAMETERS = 60, 7
 """Most lines of a function besides its docstring, and most parameters."""
 CEILINGS = {
-    "lm_polygraph_asmi": 10_961,
-    "lm_polygraph_asmi/scoring": 1101,
-    "lm_polygraph_asmi/decisions": 917,
-    "tests": 11_459,
+    "lm_polygraph_asmi": 11_058,
+    "lm_polygraph_asmi/scoring": 1102,
+    "lm_polygraph_asmi/decisions": 926,
+    "tests": 11_586,
     "scripts": 1202,
 }
 """Folder -> most statements of its modules."""

@@ -20,7 +20,7 @@ CEILINGS = {
     "lm_polygraph_asmi": 11_058,
     "lm_polygraph_asmi/scoring": 1102,
     "lm_polygraph_asmi/decisions": 926,
-    "tests": 11_586,
+    "tests": 11_603,
     "scripts": 1202,
 }
 """Folder -> most statements of its modules."""

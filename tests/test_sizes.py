@@ -17,10 +17,10 @@ ROOT = PACKAGE.parent
 LINES, PARAMETERS = 60, 7
 """Most lines of a function besides its docstring, and most parameters."""
 CEILINGS = {
-    "lm_polygraph_asmi": 11_058,
-    "lm_polygraph_asmi/scoring": 1102,
-    "lm_polygraph_asmi/decisions": 926,
-    "tests": 11_603,
+    "lm_polygraph_asmi": 11_073,
+    "lm_polygraph_asmi/scoring": 1106,
+    "lm_polygraph_asmi/decisions": 928,
+    "tests": 11_617,
     "scripts": 1202,
 }
 """Folder -> most statements of its modules."""

@@ -150,6 +150,10 @@ def tied_order(
     return order, np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
 
 
+PASSAGE = 80
+"""Fewest characters that two prompts have in common if they share a passage."""
+
+
 def shared_texts(prompts: list[str]) -> list[str] | None:
     """The text of each prompt by which the paper clusters rows: a story, a passage, or all of it.
 
@@ -192,8 +196,7 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
     for before, text in pairwise(distinct):
         common = len(commonprefix([before, text])) - start
         longer = max(len(before), len(text)) - start
-        # Two prompts share a passage only if they have at least 80 characters in common.
-        key[text] = key[before] if common >= 80 and 2 * common > longer else text
+        key[text] = key[before] if common >= PASSAGE and 2 * common > longer else text
     return [key[text] for text in texts]
 
 

@@ -124,7 +124,7 @@ def calibrate(
         if earlier is not None and _comparable(earlier) != _comparable(result):
             check_new(
                 out,
-                "it was made from other labels, or with another risk, confidence or --largest: "
+                "it was made from other labels, or with another risk, confidence or --largest, so "
                 f"name another file. {AGAIN}",
             )
         if html:
@@ -136,7 +136,7 @@ def calibrate(
 
 
 AGAIN = (
-    "If it was made from the same labels, each further calibration lowers the confidence, and "
+    "If both are made from the same labels, each further calibration lowers the confidence, and "
     "choosing the best one voids the stated confidence"
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.analysis.clusters import PASSAGE, text_clusters
 from lm_polygraph_asmi.analysis.right import below_right
 from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.inputs import LABELS, text_of
@@ -128,10 +128,15 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
 
 
 def _uninstructed(prompt: Any) -> str:
-    """The text of a prompt; of a chat, without the messages of system and developer."""
+    """The text of a prompt; of a chat, without the messages of system and developer.
+
+    If what is left is too short to hold a passage, the whole text.
+    """
+    rest = prompt
     if isinstance(prompt, list | tuple):
-        prompt = [m for m in prompt if m.get("role") not in ("system", "developer")]
-    return text_of(prompt)
+        rest = [m for m in prompt if m.get("role") not in ("system", "developer")]
+    text = text_of(rest)
+    return text if len(text) >= PASSAGE else text_of(prompt)
 
 
 def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:

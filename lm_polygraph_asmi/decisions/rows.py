@@ -180,7 +180,7 @@ def _calibrate_sorted(
     rule, to_label = ordered_threshold(values, wrong, asked.risk, asked.confidence, largest)
     following = "No further label helps: " + (
         "too many of the surest answers, which the first test is of, are wrong to show a rate of "
-        f"at most {asked.risk:.0%}. Score more answers, better ones, or try another signal on new "
+        f"at most {asked.risk:.3g}. Score more answers, better ones, or try another signal on new "
         "ones."
         if rule.threshold is None and not rule.limits
         else "the sequence of tests has ended."

@@ -192,7 +192,8 @@ def forest(
         rcParams.update(SMALL)
         width = widest
     # Names that would take much of each panel are written once, left of panels with equal rows.
-    alike = small or (len(finite) > 1 and widest > 26)
+    most = 2 * min(map(len, finite.values()), default=0) > len(union)
+    alike = small or (len(finite) > 1 and widest > 26 and most)
     names = {title: (union if alike else list(rows))[::-1] for title, rows in finite.items()}
     longest = max(map(len, names.values())) * math.ceil(widest / width)
     columns = min(len(finite), 4 if small else 2)

@@ -25,9 +25,8 @@ SYMBOLS = (
     "u_sem: the score of Sem-ASMI, which is MI_t (1 − A_t) averaged over an answer.",
     "H, entropy: mean token entropy of the unmasked model.",
     "H(p̄): entropy of the subnetworks' mean prediction.",
-    "MSP: −log probability of the answer.",
-    "MSP and H are LM-Polygraph's; in a run without them, they are computed from ASMI's own "
-    "unmasked pass.",
+    "MSP: −log probability of the answer. MSP and H are LM-Polygraph's; in a run without them, "
+    "they are computed from ASMI's own unmasked pass.",
     "All scores: higher = more uncertain.",
     "†: not in the paper.",
 )
@@ -169,11 +168,14 @@ def _printed_notes(item: ReportItem) -> list[str]:
     """What a printed table needs: its notes, without those on its figure, and its symbols."""
     notes = [note for note in item.caption if not note.startswith("Figure")]
     words = item.styled("html").to_html() + " ".join(notes)
-    symbols = {line.partition(":")[0].split(",")[0]: line for line in SYMBOLS}
-    used = (
-        line for s, line in symbols.items() if re.search(rf"(?<!\w){re.escape(s)}(?!\w)", words)
-    )
-    return [*notes, *used]
+
+    def used(line: str) -> bool:
+        symbol = line.partition(":")[0].split(",")[0]
+        start = r"(?<!\w)" if symbol[0].isalnum() else ""  # † follows a name
+        found = re.search(rf"{start}{re.escape(symbol)}(?!\w)", words)
+        return symbol == "All scores" or found is not None
+
+    return [*notes, *(line for line in SYMBOLS if line not in notes and used(line))]
 
 
 TABLES: Mapping[str, Callable[[ReportItem], str]] = {

@@ -154,12 +154,14 @@ def load_run(path: str | Path) -> Run:
     per_row = run.ids, run.clusters, stats.get("input_texts")
     lengths |= {len(values) for values in per_row if values}
     # If a row fails, LM-Polygraph saves, too. Some columns may then have one more row than others.
-    stopped = manifest is not None and manifest.get("status", "completed") != "completed"
+    status = (manifest or {}).get("status", "completed")
+    # A run of several seeds writes its manifests at its end, so a finished seed is "running", too.
+    stopped = status == "failed" or (status == "running" and not content.get("metrics"))
     if stopped or len(lengths) > 1 or scores.empty or quality.empty:
         reason = (manifest or {}).get("error", "see its log")
         raise ValueError(
-            f"{file} is incomplete: expected scores and qualities of every row, got columns of "
-            f"{sorted(lengths)} rows. The run failed or was stopped ({reason}). Start it again: "
-            "finished rows are read from its result cache"
+            f"{file} is incomplete: expected a finished run with scores and qualities of every "
+            f"row, got columns of {sorted(lengths)} rows. The run failed or was stopped "
+            f"({reason}). Start it again: finished rows are read from its result cache"
         )
     return run

@@ -185,7 +185,8 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
         )
     golds, ids = [row.output for row in rows], [row.id for row in rows]
     if golds and golds == [row.input for row in rows]:
-        yield Finding("the gold answers are the prompts: set label_column to another column")
+        text = "the gold answers are the prompts: if this is not meant, set another label_column"
+        yield Finding(text, fatal=False)
     process = str
     path, name = (OmegaConf.select(config, f"process_target_fn.{k}") for k in ("path", "fn_name"))
     if path is not None and Path(path).is_file():

@@ -120,8 +120,9 @@ def model_misfits(plan: "Plan") -> Iterator[str]:
 def _load_script(plan: "Plan") -> Path:
     """The model's load script, found as polygraph_eval does; a folder if none is set."""
     sources = OmegaConf.select(plan.config, "hydra.runtime.config_sources") or ()
-    named = [source.path for source in sources if source.provider == "command-line"]
-    folder = Path(*named[:1]) if named else Path(os.environ.get("HYDRA_CONFIG", "")).parent
+    folders = {source.provider: source.path for source in reversed(sources)}
+    named, main = os.environ.get("HYDRA_CONFIG"), folders.get("main", "")  # main: of `doctor`
+    folder = Path(named).parent if named else Path(folders.get("command-line", main))
     return folder / str(plan.model.get("path_to_load_script") or "")
 
 

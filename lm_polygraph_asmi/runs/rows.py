@@ -417,9 +417,8 @@ def _as_the_host_reads(file: str, split: str, text: str, label: str | None) -> l
     read = [(row.input, row.output) for row in rows]
     wrong = [
         f"row {number} (read as {theirs!r:.80}, written {ours!r:.80})"
-        for number, rows_of_both in enumerate(zip_longest(read, written, fillvalue=(None,) * 2), 1)
-        for theirs, ours in zip(*rows_of_both, strict=True)  # the cells
-        if theirs != ours
+        for number, cells in enumerate(zip_longest(read, written, fillvalue=(None,) * 2), 1)
+        for theirs, ours in [pair for pair in zip(*cells, strict=True) if pair[0] != pair[1]][:1]
     ]
     if wrong:
         raise ValueError(

@@ -148,8 +148,10 @@ def _keep_scored(file: "Output", source: str, rows: Sequence[Row], scorer: Score
                 f"({'; '.join(others)}): name another file, or use the same settings and model"
             )
         done.add(int(number))
-        again = contents[number].keys() - {"prompt", "answer", *LABELS}
-        return record | {name: contents[number][name] for name in again}
+        given = contents[number]
+        gone = {"id", "context", "cluster"} - given.keys()
+        kept = {name: value for name, value in record.items() if name not in gone}
+        return kept | {n: given[n] for n in given.keys() - {"prompt", "answer", *LABELS}}
 
     file.keep(kept)
     return done
@@ -164,7 +166,7 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
     return (
         record["prompt"] in (request.prompt, as_chat(str(request.prompt)))
         and request.answer in (None, record["answer"])
-        and record.get("samples") == content.get("samples")
+        and record.get("samples") == request.samples
         and record["settings"].get("template", {}) == request.template
     )
 

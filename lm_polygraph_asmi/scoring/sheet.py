@@ -73,7 +73,7 @@ def _texts(record: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(answer, str):  # token ids
         answer = record.get("scored_text") or record.get("text")
     prompt = record.get("prompt") or f"id {record.get('id')}"
-    shown = {"prompt": prompt, "answer": answer, "id": record.get("id")}
+    shown = {"prompt": prompt, "answer": answer, "id": str(record.get("id", ""))}
     return {name: _shown(content) for name, content in shown.items()}
 
 
@@ -118,6 +118,8 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
             continue  # a blank row, which spreadsheets add
         key = str(row.content["key"] or "").strip().lower()
         key, order = ordered.get(key, (key, None))
+        if order is None and any(name.strip().startswith("rank by ") for name in row.content):
+            raise ValueError(f"{place}: its key is not of a sorted sheet: write the sheet again")
         if key not in texts:
             problem = f"no scored row has the key {key!r}" if key else "the row has no key"
             raise ValueError(

@@ -106,6 +106,8 @@ def test_passages_are_found_by_their_context_or_else_their_prompt(form):
         [{"role": ("system", "developer")[n % 2], "content": f"{n} May. {passages[-1] * 2}"}, *chat]
         for n, chat in enumerate(chats)
     ]
+    apart = [[{"role": "system", "content": text}, *as_chat("Sum up.")] for text in passages]
+    assert len({*clusters_of(numbered(*({"prompt": chat} for chat in apart)))}) == len(passages)
     for rows in (
         [{"prompt": chat} for chat in dated],
         [{"context": form(passages[n // 2])} for n in range(6)],

@@ -100,7 +100,7 @@ def labelled_sheet(place, labels):
 def test_another_look_is_at_the_same_labels(place, monkeypatch):
     """With another risk, of other answers or of random labels, it takes another file."""
     labelled_sheet(place, [1] * 30)
-    assert "are wrong to show a rate of at most 30%" in look(place)[1]
+    assert "are wrong to show a rate of at most 0.3" in look(place)[1]
     labelled_sheet(place, [0] * 30)
     seen = look(place)[0]
     monkeypatch.chdir(place)

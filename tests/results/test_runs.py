@@ -109,6 +109,17 @@ def test_a_run_that_stopped_early(tmp_path, changed):
     assert (code, "is incomplete" in text, "Start it again" in text) == (1, True, True)
 
 
+@pytest.mark.parametrize(
+    ("status", "metrics", "read"),
+    [("failed", {}, False), ("running", {}, False), ("running", {"prr": 1.0}, True)],
+)
+def test_a_run_that_stopped_between_rows(tmp_path, status, metrics, read):
+    """By its manifest, which a run of several seeds writes at the end of them all."""
+    write_manifest({"status": status}, file := save(tmp_path, metrics=metrics))
+    code, text = show(file)
+    assert (code, "is incomplete" in text) == (int(not read), not read)
+
+
 def test_as_csv(tmp_path):
     for quality, best in ((QUALITY, 1), ([1.0] * 4, np.nan)):
         file = str(save(tmp_path, quality=quality))

@@ -74,7 +74,6 @@ TWO = {"input": ["a", "b"], "output": ["x", "y"]}
         (TWO | {"output": [["x"], ["y", "z"]]}, [], "test:0 (its answer is a list: set +multiref"),
         (TWO, ["+multiref=true"], "test:1 (its answer is a text, but multiref expects"),
         (TWO | {"output": ["x", ""]}, [], "test:1 (its answer is empty)"),
-        (TWO | {"output": TWO["input"]}, [], "the gold answers are the prompts"),
         (TWO | {"output": ["x", ""]}, ["data.label_column=null"], None),
         (TWO, ["data.label_column=null", "+multiref=true"], "multiref needs gold answers"),
         (TWO, ["subsample_eval_dataset=1"], "expected two rows or more, got 1"),
@@ -87,6 +86,12 @@ TWO = {"input": ["a", "b"], "output": ["x", "y"]}
 def test_data(tmp_path, columns, overrides, message):
     found = of_data(f"data.source={saved(tmp_path, **columns)}", *overrides)
     assert [(message in text, fatal) for text, fatal in found] == [(True, True)] * bool(message)
+
+
+def test_gold_answers_that_are_the_prompts_are_a_warning(tmp_path):
+    same = TWO | {"output": TWO["input"]}
+    ((text, fatal),) = of_data(f"data.source={saved(tmp_path, **same)}")
+    assert ("are the prompts" in text, fatal) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,15 @@ def test_a_device_that_is_not_there(monkeypatch, count):
         assert all(f"PyTorch sees {count} CUDA devices" in text for text in texts)
 
 
-def test_a_load_script_that_is_not_there(tmp_path):
-    """A relative path begins at the folder of the config, as in LM-Polygraph."""
-    named = {"main": "pkg", "command-line": str(tmp_path)}
-    sources = [{"provider": provider, "path": path} for provider, path in named.items()]
+@pytest.mark.parametrize(
+    ("named", "variable"),
+    [({"main": "pkg", "command-line": "{}"}, ""), ({"main": "{}"}, ""),
+     ({"command-line": "pkg"}, "{}/x.yaml")],
+)  # fmt: skip
+def test_a_load_script_that_is_not_there(tmp_path, monkeypatch, named, variable):
+    """A relative path begins at the folder of the config, as in LM-Polygraph; `doctor` has main."""
+    sources = [{"provider": name, "path": path.format(tmp_path)} for name, path in named.items()]
+    monkeypatch.setenv("HYDRA_CONFIG", variable.format(tmp_path))
 
     def texts(script):
         content = {"hydra": {"runtime": {"config_sources": sources}}}

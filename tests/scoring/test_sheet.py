@@ -49,7 +49,7 @@ def cells_of(path):
     return list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
 
 
-@pytest.mark.parametrize("more", [{}, {"accept": True}, {"id": "=7"}])
+@pytest.mark.parametrize("more", [{}, {"accept": True}, {"id": "=7"}, {"id": {"d": 1}}])
 def test_what_is_written(tmp_path, more):
     path = tmp_path / "labels.csv"
     *given, failed = (record | more for record in records())
@@ -147,6 +147,7 @@ REFUSED = [
     (f"key,correct\n{KEY},TRUE\n,TRUE", "row 2.*has no key"),
     (f"key,correct\n{KEY},TRUE,\n", "row 1.*cells"),
     (f"key,correct\n{KEY}\n", "row 1.*cells"),
+    (f"key,rank by msp\n{KEY},1", "row 1.*sorted"),
     (f"key,correct\n{KEY},\n{key_of(records()[1], 'msp')},", "several sheets"),
     (f"key,Correct\n{KEY},TRUE", "'Correct'.*'correct'"),
     (f"key,correct,Quality\n{KEY},TRUE,1", "'Quality'.*'quality'"),

@@ -91,7 +91,7 @@ def pytest_collection() -> Iterator[object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow") and not config.getoption("--device"):
         for item in items:
-            if "slow" in item.keywords:
+            if item.get_closest_marker("slow"):  # keywords have the names of folders, too
                 item.add_marker(pytest.mark.skip(reason="needs --slow"))
 
 

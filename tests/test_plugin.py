@@ -291,7 +291,7 @@ def test_a_users_own_config_in_a_run(
                 estimate_uncertainty(model, estimator, text).uncertainty
                 for text in run.stats["input_texts"]
             ]
-            assert found == pytest.approx(run.scores[name].tolist())
+            assert found == pytest.approx(run.scores[name].tolist(), rel=1e-5)
 
 
 def test_a_plain_config_of_the_page_runs_without_asmi(elsewhere, tiny, users_config):

@@ -34,6 +34,8 @@ SHARED_TEXTS = (
     r"\A((?:Question: [^\n]*\nAnswer:[^\n]*\n){5}Question: .*)",  # TriviaQA's whole prompts
 )
 """Patterns of the prompts in the paper's benchmarks. Rows with an equal group are a cluster."""
+PASSAGE = 80
+"""Fewest characters that two prompts have in common if they share a passage."""
 FEW_CLUSTERS, FEW_ERRORS = 50, 20
 FEW = (
     f"With fewer than {FEW_CLUSTERS} clusters, fewer than {FEW_ERRORS} wrong or fewer than "
@@ -148,10 +150,6 @@ def tied_order(
     order = np.argsort(values, kind="stable")
     ranked = values[order]
     return order, np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-
-
-PASSAGE = 80
-"""Fewest characters that two prompts have in common if they share a passage."""
 
 
 def shared_texts(prompts: list[str]) -> list[str] | None:

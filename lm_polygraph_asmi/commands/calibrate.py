@@ -12,6 +12,11 @@ from lm_polygraph_asmi.validation import check_new, check_writable
 if TYPE_CHECKING:
     from lm_polygraph_asmi.decisions.calibration import Calibration
 
+AGAIN = (
+    "If both are made from the same labels, each further calibration lowers the confidence, and "
+    "choosing the best one voids the stated confidence"
+)
+
 
 def once(_: Any, option: click.Parameter, values: tuple[str, ...]) -> str | None:
     """The value of an option that may be given only once. Click itself would take the last one."""
@@ -107,10 +112,7 @@ def calibrate(
             check_writable(written)
         earlier = _sorted_calibration(out) if labels else None
         if earlier is None:
-            check_new(
-                out,
-                f"name another file, or remove it. {AGAIN}",
-            )
+            check_new(out, f"name another file, or remove it. {AGAIN}")
         with Console(stderr=True).status("Calibrating"):
             if run is not None:
                 from lm_polygraph_asmi.decisions.run import calibrate_run
@@ -133,12 +135,6 @@ def calibrate(
     except TypeError as error:  # other errors are handled for all commands
         raise click.ClickException(str(error)) from error
     click.echo(f"{result}\nCalibration: {out}" + (f"\nPage: {html}" if html else ""))
-
-
-AGAIN = (
-    "If both are made from the same labels, each further calibration lowers the confidence, and "
-    "choosing the best one voids the stated confidence"
-)
 
 
 def _sorted_calibration(out: str) -> "Calibration | None":

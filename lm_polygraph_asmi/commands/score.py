@@ -182,8 +182,7 @@ class Work(NamedTuple):
             records = [row.content for row in read_table(self.out)]
             write_sheet(_sampled(records, self.sample) if self.sample else records, self.sheet)
         click.echo(f"Sheet: {self.sheet}, rows: {sum(1 for _ in read_table(self.sheet))}")
-        if thinning:
-            click.echo(thinning)
+        click.echo(thinning, nl=bool(thinning))
 
     def _changed(self, content: dict[str, Any]) -> dict[str, Any]:
         """A row with the text of --answer as its answer; with --chat, its prompt becomes a chat."""

@@ -114,11 +114,16 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
     missing = [row.number for row in rows if row.content.get("cluster") is None]
     if len(missing) == len(rows):
         contexts = [text_of(row.content.get("context")) for row in rows]
-        found = [
-            text_clusters([a if same_text(a) else b for a, b in zip(contexts, texts, strict=True)])
-            for texts in (list(map(text_of, prompts)), list(map(_uninstructed, prompts)))
-        ]
-        return joined(joined(*found), prompts)
+        whole, rest = (
+            [a if same_text(a) else of(b) for a, b in zip(contexts, prompts, strict=True)]
+            for of in (text_of, _uninstructed)
+        )
+        return joined(
+            text_clusters(whole)
+            if rest == whole
+            else joined(text_clusters(whole), text_clusters(rest)),
+            prompts,
+        )
     if missing:
         raise ValueError(
             f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'

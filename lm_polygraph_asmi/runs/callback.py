@@ -119,8 +119,8 @@ def _job_of_sweep(config: DictConfig, main: Main, argument: Any) -> Any:
 
 def _again(config: DictConfig) -> str:
     cache = OmegaConf.select(config, "asmi.result_cache")
-    return "start the same command again" + f", and it resumes from the answers in {cache}" * bool(
-        cache
+    return "start the same command again" + (
+        f", and it resumes from the answers in {cache}" if cache else ""
     )
 
 

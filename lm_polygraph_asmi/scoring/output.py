@@ -148,10 +148,12 @@ def _keep_scored(file: "Output", source: str, rows: Sequence[Row], scorer: Score
                 f"({'; '.join(others)}): name another file, or use the same settings and model"
             )
         done.add(int(number))
-        given = contents[number]
-        gone = {"id", "context", "cluster"} - given.keys()
-        kept = {name: value for name, value in record.items() if name not in gone}
-        return kept | {n: given[n] for n in given.keys() - {"prompt", "answer", *LABELS}}
+        copied = {
+            n: v for n, v in contents[number].items() if n not in {"prompt", "answer", *LABELS}
+        }
+        return {  # without an id, context or cluster that the input no longer has
+            n: v for n, v in record.items() if n in copied or n not in {"id", "context", "cluster"}
+        } | copied
 
     file.keep(kept)
     return done

@@ -20,6 +20,8 @@ from lm_polygraph_asmi.tables import Row, read_table
 COLUMNS = ("key", "prompt", "answer", "correct")
 READ = (*LABELS, "cluster")
 """Columns that are read from a sheet, besides the key."""
+RANK = "rank by "
+"""Prefix of a column that numbers the answers by a signal, the most certain first."""
 LONGEST = 30_000
 """Most characters in a cell. A spreadsheet splits cells longer than 32,767 characters."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -55,7 +57,7 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, order: s
     numbers them. Raises ValueError: the file exists and may hold labels.
     """
     scored = [record for record in records if record.get("digest")]
-    first, rank = scored[0] if scored else {}, order and f"rank by {order}"
+    first, rank = scored[0] if scored else {}, order and f"{RANK}{order}"
     more = [rank] * bool(rank) + [name for name in ("accept", "id") if name in first]
     names = [*COLUMNS, *more, *(first.get("signals") or {})]
     with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
@@ -100,11 +102,11 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
     """
     if Path(path).suffix.lower() not in (".csv", ".tsv"):
         raise ValueError(f"{path}: expected a sheet of labels, a .csv or .tsv file")
-    scored = [each for each in records if each.get("digest")]
-    texts = {key_of(each): _letters(_texts(each)) for each in scored}
+    scored = {key_of(each): each for each in records if each.get("digest")}
+    texts = {key: _letters(_texts(each)) for key, each in scored.items()}
     ordered = {
-        key_of(each, name): (key_of(each), name)
-        for each in scored
+        key_of(each, name): (key, name)
+        for key, each in scored.items()
         for name in each.get("signals") or ()
     }
     rows, orders = dict[str, Row](), set[str | None]()
@@ -118,13 +120,13 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
             continue  # a blank row, which spreadsheets add
         key = str(row.content["key"] or "").strip().lower()
         key, order = ordered.get(key, (key, None))
-        if order is None and any(name.strip().startswith("rank by ") for name in row.content):
-            raise ValueError(f"{place}: its key is not of a sorted sheet: write the sheet again")
         if key not in texts:
             problem = f"no scored row has the key {key!r}" if key else "the row has no key"
             raise ValueError(
                 f"{place}: {problem}: pass the sheet that was written with the scored file"
             )
+        if order is None and any(name.strip().startswith(RANK) for name in row.content):
+            raise ValueError(f"{place}: its key is not of a sorted sheet: write the sheet again")
         if (first := rows.setdefault(key, row)) is not row:
             raise ValueError(f"{place}: row {first.number} has the same key: remove one of them")
         orders.add(order)

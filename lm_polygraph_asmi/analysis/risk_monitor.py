@@ -87,7 +87,8 @@ class RiskMonitor:
         )
         counts = {
             "Without a decision, so counted as abstained: {}.": self.without_decision,
-            "Left out {} accepted answers without a label.": self.unlabelled,
+            "Left out {} accepted answers without a label: those with one must be a random part "
+            "of all.": self.unlabelled,
             "Left out {} rows that failed.": self.failed,
             "Left out {} empty answers: they are never accepted.": self.blank,
         }

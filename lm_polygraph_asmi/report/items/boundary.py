@@ -23,27 +23,31 @@ def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list
     Questions are the same if prompts and gold answers are. Where one source is asked with other
     prompts, such as without the passage, ids are compared instead of prompts.
     """
-    groups, names = (first, second), ("input_texts", "greedy_texts")[: 1 + same_answers]
-    data = [group.run.recorded("dataset") for group in groups]
-    source, form = (
-        [[of.get(name) for name in about] for of in data]
-        for about in (("source", "split"), ("closed_book", "prompt_style"))
+    names = ["input_texts", "greedy_texts"] if same_answers else ["input_texts"]
+    if not same_answers and _asked_otherwise(first, second):
+        names = ["ids"]
+    if first.saved("target_texts") and second.saved("target_texts"):
+        names.append("target_texts")
+
+    def keys(group: RunGroup) -> list[tuple[str, ...]]:
+        """What tells each row's question, and answer, from others; [] if it was not saved."""
+        columns = [group.ids if name == "ids" else group.saved(name) for name in names]
+        saved = [map(repr, column) for column in columns if column is not None]
+        return list(zip(*saved, strict=True)) if len(saved) == len(names) else []
+
+    second_rows = {row: j for j, row in enumerate(keys(second))}
+    return [(i, second_rows[row]) for i, row in enumerate(keys(first)) if row in second_rows]
+
+
+def _asked_otherwise(first: RunGroup, second: RunGroup) -> bool:
+    """Whether two settings ask one source, whose rows have ids, with other prompts."""
+    data = [group.run.recorded("dataset") for group in (first, second)]
+    source, prompts = (
+        [[of.get(name) for name in names] for of in data]
+        for names in (("source", "split"), ("closed_book", "prompt_style"))
     )
-    alike = first.ids and second.ids and source[0] == source[1]
-    by_id = alike and form[0] != form[1] and not same_answers
-    golds = [group.saved("target_texts") for group in groups]
-    first_keys, second_keys = (
-        list(
-            zip(
-                *([group.ids or []] if by_id else [group.saved(name) or [] for name in names]),
-                *([map(repr, gold or [])] if all(golds) else []),
-                strict=False,  # without prompts, no question is known
-            )
-        )
-        for group, gold in zip(groups, golds, strict=True)
-    )
-    second_rows = {row: j for j, row in enumerate(second_keys)}
-    return [(i, second_rows[row]) for i, row in enumerate(first_keys) if row in second_rows]
+    have_ids = bool(first.ids and second.ids)
+    return have_ids and source[0] == source[1] and prompts[0] != prompts[1]
 
 
 def largest_runs(groups: Sequence[RunGroup]) -> dict[RunGroup, RunGroup]:

@@ -60,8 +60,7 @@ class Window:
 
     def count(self, prompt: str) -> int:
         """Number of the prompt's tokens in LM-Polygraph."""
-        given = as_chat(prompt) if self.instruct else prompt
-        return len(prompt_token_ids(self.tokenizer, given))
+        return len(prompt_token_ids(self.tokenizer, as_chat(prompt) if self.instruct else prompt))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

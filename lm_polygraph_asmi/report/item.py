@@ -162,8 +162,9 @@ def computed(
         if rows:
             found.rows.extend([rows] if isinstance(rows, dict) else rows)
             parts = unit if isinstance(unit, tuple) else (unit,)
-            new = [p for p in parts if isinstance(p, RunGroup) and p not in found.groups]
-            found.groups.extend(new)
+            found.groups.extend(
+                part for part in parts if isinstance(part, RunGroup) and part not in found.groups
+            )
     reasons = [f"{why} ({'; '.join(units)})" for why, units in missing.items()]
     return found._replace(missing="; ".join(reasons))
 

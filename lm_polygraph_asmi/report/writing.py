@@ -134,8 +134,7 @@ def markdown_table(item: ReportItem) -> str:
     """A table in Markdown, with its notes and sources below it."""
     shown = item.shown().map(lambda text: text.replace("|", r"\|"))
     table = shown.to_markdown(index=False, disable_numparse=True)
-    about = _description(item).replace("\n", "\n\n")
-    return f"{table}\n\n{about}\n"
+    return "\n\n".join([table, *_description(item).split("\n")]) + "\n"
 
 
 def latex_table(item: ReportItem) -> str:

@@ -78,8 +78,7 @@ class Run:
 
     def at(self, depth: float, *fields: str) -> list[dict[str, Any]] | None:
         """Fields of `AnswerStatistics` of each row at a depth; None unless all rows have them."""
-        key = depth_key(depth)
-        rows = [row.get(key) for row in self.stats.get("asmi", [])]
+        rows = [row.get(depth_key(depth)) for row in self.stats.get("asmi", [])]
         complete = all(row is not None and row.keys() >= set(fields) for row in rows)
         return rows if complete and not self.lacks(["asmi"]) else None
 

@@ -86,8 +86,7 @@ class MaskedHeadsCalculator(StatCalculator):
         ):
             prompt = prompt_ids(model, text, dependencies, row)
             response = list(map(int, stop_conditions.response(tokens, len(texts))))
-            at_depths = self.engine.score(transformer, prompt, response, depths=self.depths)
-            example = by_name(at_depths)
+            example = by_name(self.engine.score(transformer, prompt, response, depths=self.depths))
             example["asmi_closing"] = stop_conditions.closes(response)
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
             examples.append(example)

@@ -81,8 +81,7 @@ def _signals(group: RunGroup, u_sem: np.ndarray) -> dict[str, np.ndarray]:
             signals[f"{name}, mean"] = mean
         for aggregation, aggregate in AGGREGATIONS.items():
             if aggregation != "mean" and tokens is not None:
-                values = [aggregate(answer) for answer in tokens]
-                signals[f"{name}, {aggregation}"] = np.array(values)
+                signals[f"{name}, {aggregation}"] = np.array([aggregate(mi) for mi in tokens])
     operating = group.variants.values()
     others = (m for m, c in group.methods.items() if c.method == "sem" and m not in operating)
     return signals | {method: group.score(method) for method in others}

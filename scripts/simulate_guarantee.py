@@ -263,7 +263,7 @@ def one_set(case: Case, seed: int) -> dict[str, Outcome]:
         rules |= in_clusters(case, score, wrong, codes)
     results: dict[str, Outcome] = {way: outcome(case, r.threshold) for way, r in rules.items()}
     rows = thinned_rows(codes, None, seed_of(score))
-    ordered, _ = ordered_threshold(score[rows], wrong[rows], *case[3:])
+    ordered, *_ = ordered_threshold(score[rows], wrong[rows], *case[3:])
     used = labels_used(case, score[rows], wrong[rows])
     results["ordered"] = (*outcome(case, ordered.threshold), used)
     if case.population in ("normal", "alike", "dominated") and case.size == 1:
@@ -302,7 +302,7 @@ def ordered_line(n: int) -> dict[str, Any]:
     case, used, accepted = Case("normal", n, 1, 0.2, 0.95), [], []
     for seed in range(SETS):
         signals, wrong = normal(np.random.default_rng([seed, n]), n, 1)
-        rule, _ = ordered_threshold(signals[:, 0], wrong, *case[3:])
+        rule, *_ = ordered_threshold(signals[:, 0], wrong, *case[3:])
         used.append(labels_used(case, signals[:, 0], wrong))
         accepted.append(outcome(case, rule.threshold)[1])
     tenth, ninetieth = np.quantile(used, (0.1, 0.9))

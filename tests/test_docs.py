@@ -108,34 +108,43 @@ CALLS = (  # a request, and the choices of its response; None: an error
         [{"message": {"content": "Red."}, "finish_reason": "stop"}],
     ),
     ({"tools": None}, [{"message": {"content": "The mill is"}, "finish_reason": "length"}]),
-    ({"tools": TOOLS}, [{"message": {"content": None}, "finish_reason": "tool_calls"}]),
+    (
+        {"tools": TOOLS},
+        [{"message": {"content": None, "tool_calls": [CALLED]}, "finish_reason": "tool_calls"}],
+    ),
     ({}, [{"message": {"content": None, "refusal": "No."}, "finish_reason": "stop"}]),
     ({"stream": True}, [{"delta": {"content": "Red."}, "finish_reason": "stop"}]),
     ({}, None),
 )
 
 
-def test_the_converter_of_a_server_s_log(tmp_path, monkeypatch, capsys):
-    """Few lines, whose rows are taken as they stand; what is no whole answer is left and named."""
-    (block,) = blocks("python", DOCS / "tutorials/server-log.md")
-    assert len(block.parsed.splitlines()) <= 15
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda request, response: {"request": request, "response": response},
+        lambda request, response: {**request, "response": json.dumps(response)},
+        lambda request, response: {"request": {"body": request}, "response": {"body": response}},
+    ],
+)
+def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
+    """Its rows are taken as they stand; what is no whole answer is left out and counted."""
     lines = [
-        json.dumps({"request": request, "response": {"id": "red", "choices": choices}})
-        for request, choices in (*CALLS, CALLS[0])
+        json.dumps(wrapped({"messages": TALK} | request, {"id": f"red{n % 6}", "choices": choices}))
+        for n, (request, choices) in enumerate((*CALLS, CALLS[0]))
     ]
-    folder = tmp_path / "docs/tutorials"
-    folder.mkdir(parents=True)
-    for log in ("server-log", "server-log-later"):
-        (folder / f"{log}.jsonl").write_text("\n".join(lines))
-    monkeypatch.chdir(tmp_path)
-    exec(block.parsed, {})
-    told = [line.partition(" left out")[0] for line in capsys.readouterr().out.splitlines()]
-    assert told[:6] == [f"server-log, line {number}" for number in range(2, 8)]
-    for out in ("rows", "new"):
-        (row,) = map(json.loads, Path(f"{out}.jsonl").read_text().splitlines())
-        assert row == {"id": "red", "messages": TALK, "tools": TOOLS, "answer": "Red."}
-        request = parse_request(**parse_row(row))
-        assert (request.answer, request.template) == ("Red.", {"tools": TOOLS})
+    log, out = tmp_path / "log.jsonl", tmp_path / "rows.jsonl"
+    log.write_text("\n".join([*lines, "{}"]))
+    loaded("docs/tutorials/log_to_rows.py").main.callback(log, out)
+    told = re.findall(r"left out, ([\w ]+).*: (\d) \(line (.+)\)", capsys.readouterr().out)
+    assert told == [
+        ("cut off", "1", "2"), ("a tool call", "1", "3"), ("no text", "1", "4"),
+        ("logged or asked before", "2", "5, 7"), ("an error", "1", "6"),
+        ("not understood ", "1", "8"),
+    ]  # fmt: skip
+    (row,) = map(json.loads, out.read_text().splitlines())
+    assert row == {"id": "red0", "messages": TALK, "tools": TOOLS, "answer": "Red."}
+    request = parse_request(**parse_row(row))
+    assert (request.answer, request.template) == ("Red.", {"tools": TOOLS})
 
 
 @pytest.mark.parametrize(

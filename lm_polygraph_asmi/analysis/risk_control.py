@@ -249,12 +249,12 @@ def seed_of(*columns: ArrayLike) -> int:
 
 def ordered_threshold(
     scores: ArrayLike, wrong: ArrayLike, risk: float, confidence: float, largest: int = 1
-) -> tuple[RiskThreshold, np.ndarray]:
+) -> tuple[RiskThreshold, np.ndarray, int]:
     """The threshold found with labels given in order, the most certain answers first.
 
-    Also returns the rows to label for the next test. One may look after each label, and stop at any
-    time. With all labels, the threshold is that of `risk_threshold`. Labels above the first test
-    that fails change nothing.
+    Also returns the rows to label for the next test, and how many of them may be wrong. One may
+    look after each label, and stop at any time. With all labels, the threshold is that of
+    `risk_threshold`. Labels above the first test that fails change nothing.
 
     Args:
         scores: (N,) scores of all answers, one per cluster, known before the first label.
@@ -263,15 +263,17 @@ def ordered_threshold(
         largest: most answers of one cluster in later use, by which `thinned_rows` drew the answers.
 
     Returns:
-        The threshold; and row numbers to label, the most certain first. If there are none, further
-        labels do not help.
+        The threshold; row numbers to label, the most certain first (if there are none, further
+        labels do not help); and the most of them that may be wrong if the next test is to pass.
 
     Example:
         >>> scores, wrong = range(100), [0] * 30 + [None] * 70
-        >>> rule, to_label = ordered_threshold(scores, wrong, risk=0.2, confidence=0.95)
-        >>> rule.threshold, rule.coverage, to_label.tolist()
-        (29.0, 0.3, [30, 31, 32, 33, 34, 35, 36])
+        >>> rule, to_label, spare = ordered_threshold(scores, wrong, risk=0.2, confidence=0.95)
+        >>> rule.threshold, rule.coverage, to_label.tolist(), spare
+        (29.0, 0.3, [30, 31, 32, 33, 34, 35, 36], 3)
     """
+    from scipy.special import bdtr
+
     score, label = finite(scores=scores), np.asarray(wrong, dtype=float)
     if len(label) != len(score):
         raise ValueError(
@@ -280,13 +282,13 @@ def ordered_threshold(
     known = ~np.isnan(label)
     binary(wrong=label[known])
     rule = risk_threshold(score, Labelled(label != 0, range(len(score))), risk, confidence)
-    order, following = np.argsort(score, kind="stable"), list[float]()
+    order, following = np.argsort(score, kind="stable"), list[tuple[float, float]]()
     for grid, level in _grids(score, len(score), risk, confidence):
         passed, possible = (
             _passed(grid, level, score, errors, order, risk, 1)
             for errors in (label != 0, label == 1)
         )
-        following += grid[passed:possible][:1].tolist()
+        following += [(limit, level) for limit in grid[passed:possible][:1].tolist()]
     accepted = label[known & (score <= (np.nan if rule.threshold is None else rule.threshold))]
     rule = replace(
         rule,
@@ -295,8 +297,10 @@ def ordered_threshold(
         largest=largest,
         labels=int(known.sum()),
     )
-    needed = ~known & (score <= min(following, default=-np.inf))
-    return rule, order[needed[order]]
+    limit, level = min(following, key=lambda test: test[0], default=(-np.inf, 0.0))
+    tested, to_label = label[score <= limit], order[(~known & (score <= limit))[order]]
+    allowed = (bdtr(np.arange(len(tested) + 1), len(tested), risk) <= level).sum() - 1
+    return rule, to_label, max(0, int(allowed - (tested == 1).sum()))
 
 
 def thinned_rows(

@@ -292,7 +292,9 @@ class Calibration:
         rule, unit, accepted = self.guarantee, unit_of(self.signal), "Accepts: nothing."
         if rule.threshold is None:
             yield (
-                f"Guarantee: none. No threshold by {self.title} could be shown to hold: "
+                f"Guarantee: none yet. More labels may show: {rule.promise}."
+                if "Next test" in self.following
+                else f"Guarantee: none. No threshold by {self.title} could be shown to hold: "
                 f"{rule.promise}. Abstain on every answer."
             )
         else:

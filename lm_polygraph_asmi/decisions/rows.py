@@ -177,19 +177,14 @@ def _calibrate_sorted(
         )
     wrong = np.array(labels_of(inputs, asked.right_from), dtype=float)  # NaN: no label
     values = columns_of(known)[asked.signal]
-    rule, to_label = ordered_threshold(values, wrong, asked.risk, asked.confidence, largest)
-    following = "No further label helps: " + (
+    rule, to_label, spare = ordered_threshold(values, wrong, asked.risk, asked.confidence, largest)
+    ended = "No further label helps: " + (
         "too many of the surest answers, which the first test is of, are wrong to show a rate of "
         f"at most {asked.risk:.3g}. Score more answers, better ones, or try another signal on new "
         "ones."
         if rule.threshold is None and not rule.limits
         else "the sequence of tests has ended."
     )
-    if len(to_label):
-        following = (
-            f"Next test: label {len(to_label)} more, the rows of rank {to_label[0] + 1} "
-            f"to {to_label[-1] + 1} without a label."
-        )
     return Calibration(
         signal=asked.signal,
         guarantee=rule,
@@ -197,7 +192,12 @@ def _calibrate_sorted(
         errors=int(np.nansum(wrong)),
         signals={},
         right_from=asked.right_from,
-        following=following,
+        following=(
+            f"Next test: label {len(to_label)} more, the rows of rank {to_label[0] + 1} to "
+            f"{to_label[-1] + 1} without a label. It passes if at most {spare} of them are wrong."
+            if len(to_label)
+            else ended
+        ),
         sample=Sample(values, wrong, list(map(str, range(len(wrong))))),
         **about,
         **_described(known),

@@ -162,10 +162,12 @@ def kept_and_tested(scores, labels, risk, level):
             wrong, right = (sum(labels[row] == kind for row in rows) for kind in (1, 0))
             if binomial(len(rows), len(rows) - right, risk) > part * level:
                 if binomial(len(rows), wrong, risk) <= part * level:
-                    following.append([row for row in rows if labels[row] is None])
+                    missing = [row for row in rows if labels[row] is None]
+                    trials = (binomial(len(rows), wrong + n, risk) for n in range(len(missing)))
+                    following.append((missing, sum(p <= part * level for p in trials) - 1))
                 break
             accepted = max(accepted, len(rows))
-    return accepted, min(following, key=len, default=[])
+    return accepted, *min(following, key=lambda each: len(each[0]), default=([], 0))
 
 
 @pytest.mark.parametrize(("n", "digits"), [(60, 9), (60, 0), (320, 9), (320, 1)])
@@ -177,10 +179,10 @@ def test_labels_in_order_are_those_of_plain_loops(n, digits):
         score, rng = np.round(score, digits), np.random.default_rng(seed)
         gone = (score > np.quantile(score, rng.random())) | (rng.random(n) < 0.02)
         labels = [None if no else int(label) for no, label in zip(gone, wrong, strict=True)]
-        rule, to_label = ordered_threshold(score, labels, 0.4, 0.8)
-        accepted, rows = kept_and_tested(score.tolist(), labels, 0.4, 0.2)
+        rule, to_label, spare = ordered_threshold(score, labels, 0.4, 0.8)
+        accepted, rows, may = kept_and_tested(score.tolist(), labels, 0.4, 0.2)
         assert (rule.coverage, rule.labels) == (accepted / n, n - labels.count(None))
-        assert sorted(to_label) == sorted(rows)
+        assert (sorted(to_label), spare) == (sorted(rows), may)
         assert (np.diff(score[to_label]) >= 0).all()
         seen = [labels[i] for i in score.argsort(kind="stable")[:accepted] if labels[i] is not None]
         assert rule.error_rate == (np.mean(seen) if seen else None)
@@ -194,11 +196,11 @@ def test_labels_from_the_surest_on_give_what_all_labels_give(n):
     for seed in range(4):
         score, wrong, names = answers(seed, n, 1)
         labels, every = np.full(n, np.nan), risk_threshold(score, Labelled(wrong, names), 0.3, 0.9)
-        rule, rows = ordered_threshold(score, labels, 0.3, 0.9)
+        rule, rows, _ = ordered_threshold(score, labels, 0.3, 0.9)
         assert (rule.threshold, rule.labels, rule.base_rate) == (None, 0, None)
         while len(rows):
             labels[rows] = wrong[rows]
-            rule, rows = ordered_threshold(score, labels, 0.3, 0.9)
+            rule, rows, _ = ordered_threshold(score, labels, 0.3, 0.9)
         assert (rule.threshold, rule.coverage) == (every.threshold, every.coverage)
         assert rule.labels <= labels_used(Case("steep", n, 1, 0.3, 0.9), score, wrong) < 0.8 * n
 
@@ -229,16 +231,16 @@ def test_the_probability_of_a_violation_in_order_by_enumeration(gone):
 
 @cache
 def in_order(labels, risk, level):
-    rule, _ = ordered_threshold(range(len(labels)), labels, risk, 1 - level)
+    rule, *_ = ordered_threshold(range(len(labels)), labels, risk, 1 - level)
     return round(rule.coverage * len(labels))
 
 
 def test_few_labels_in_order():
     """Too few, all of one score, and of clusters that may be larger later."""
-    rule, to_label = ordered_threshold([1, 2, 3], [0, None, None], 0.2, 0.9)
+    rule, to_label, *_ = ordered_threshold([1, 2, 3], [0, None, None], 0.2, 0.9)
     assert (to_label.tolist(), rule.threshold) == ([], None)
     assert "at least 11 answers, one per cluster, must test the threshold; 3 do." in rule.limits
-    rule, to_label = ordered_threshold([5.0] * 30, [0] * 20 + [None] * 10, 0.2, 0.95, largest=4)
+    rule, to_label, *_ = ordered_threshold([5.0] * 30, [0] * 20 + [None] * 10, 0.2, 0.95, largest=4)
     assert to_label.tolist() == list(range(20, 30))
     assert rule.promise.endswith("if no cluster has more than 4 answers")
 

@@ -70,12 +70,13 @@ def test_as_a_person_does_it(tmp_path, monkeypatch):
     seen, labels, to_label = list[Calibration](), np.full(N, np.nan), ranks
     while len(to_label):
         found, said = look(tmp_path)  # the same --out each time
-        rule, to_label = ordered_threshold([values[key] for key in order], labels, 0.3, 0.9)
+        rule, to_label, spare = ordered_threshold([values[key] for key in order], labels, 0.3, 0.9)
         assert found.guarantee == rule
         seen.append(found)
         if len(to_label):
             first, last = to_label[[0, -1]] + 1
-            assert f"label {len(to_label)} more, the rows of rank {first} to {last}" in said
+            assert f"label {len(to_label)} more, the rows of rank {first} to {last} with" in said
+            assert f"at most {spare} of them are wrong" in said
         labels[to_label] = [wrong[order[at]] for at in to_label]
         given = {order[at]: not labels[at] for at in np.flatnonzero(~np.isnan(labels))}
         shuffled = np.random.default_rng(len(seen)).permutation(N)

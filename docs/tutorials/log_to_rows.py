@@ -1,0 +1,89 @@
+"""Make rows for `polygraph_asmi score` of a log of an OpenAI-compatible server.
+
+python docs/tutorials/log_to_rows.py LOG.jsonl ROWS.jsonl
+"""
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import click
+
+
+def request_and_response(line: dict[str, Any]) -> tuple[Any, Any]:
+    """EDIT HERE, if need be: where a line of your log has the request and its response."""
+    request = line.get("request", line)  # without `request`, the line itself has `messages`
+    response = line["response"]
+    return request, response
+
+
+def plain(part: Any) -> Any:
+    """A request or response without a wrapping: JSON as text, events as text, or a `body`."""
+    if isinstance(part, str) and part.lstrip().startswith("data:"):
+        events = [line[5:].strip() for line in part.splitlines() if line.startswith("data:")]
+        part = [json.loads(event) for event in events if event != "[DONE]"]
+    if isinstance(part, str):
+        part = json.loads(part)
+    return plain(part["body"]) if isinstance(part, dict) and "body" in part else part
+
+
+def text_of(content: Any) -> str:
+    """The text of a message, which may be in parts."""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return "".join(part.get("text") or "" for part in parts)
+
+
+def answer_of(chunks: list[dict[str, Any]]) -> tuple[str, str]:
+    """The answer in a response, or in the chunks of a stream; and why it is left out, or ""."""
+    choices = [choice for chunk in chunks for choice in (chunk.get("choices") or [])[:1]]
+    parts = [choice.get("message") or choice.get("delta") or {} for choice in choices]
+    ends = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
+    answer = "".join(text_of(part.get("content")) for part in parts)
+    reasons = {
+        "an error, no answer": not choices,
+        "cut off, or unfinished": not ends or ends[-1] == "length",
+        "a tool call": any(part.get("tool_calls") for part in parts),
+        "reasoning apart": any(p.get("reasoning_content") or p.get("reasoning") for p in parts),
+        "no text": not answer.strip(),
+        f"finish_reason {ends[-1:]}": ends[-1:] not in (["stop"], ["eos_token"]),
+    }
+    return answer, next((reason for reason, holds in reasons.items() if holds), "")
+
+
+@click.command()
+@click.argument("log", type=click.Path(exists=True, dir_okay=False))
+@click.argument("out", type=click.Path(dir_okay=False))
+def main(log: str, out: str) -> None:
+    """Write to OUT a row for each whole answer to a new question in LOG; print what is left out."""
+    left, seen, count = defaultdict[str, list[int]](list), set[str](), 0
+    with open(log, encoding="utf-8") as lines, open(out, "w", encoding="utf-8") as rows:
+        for number, line in enumerate(lines, start=1):
+            try:
+                request, response = map(plain, request_and_response(json.loads(line)))
+                chunks = (response if isinstance(response, list) else [response]) or [None]
+                chunks = [chunk or {} for chunk in chunks]
+                answer, reason = answer_of(chunks)
+                talk = [m for m in request["messages"] if m["role"] not in ("system", "developer")]
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                left[f"not understood ({type(error).__name__}: {error})"].append(number)
+                continue
+            name, question = str(chunks[0].get("id") or f"line {number}"), json.dumps(talk)
+            if not reason and not {name, question}.isdisjoint(seen):
+                reason = "logged or asked before"
+            if reason:
+                left[reason].append(number)
+                continue
+            seen |= {name, question}
+            given = ("messages", "tools", "documents", "chat_template_kwargs")
+            row = {"id": name, "answer": answer} | {n: request[n] for n in given if n in request}
+            rows.write(json.dumps(row) + "\n")
+            count += 1
+    print(f"{log}: {count} rows, in {out}")
+    for reason, numbers in left.items():
+        print(f"left out, {reason}: {len(numbers)} (line {', '.join(map(str, numbers[:5]))})")
+    if not count:
+        print(f"If lines are not understood, edit `request_and_response` in {__file__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -128,8 +128,7 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
         raise ValueError(
             f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
         )
-    keys = each(rows, lambda row: identity_of("cluster", row.content["cluster"]))
-    return joined(keys, prompts)
+    return joined(each(rows, lambda row: identity_of("cluster", row.content["cluster"])), prompts)
 
 
 def _uninstructed(prompt: Any) -> str:

@@ -1,6 +1,4 @@
-"""Statistics of an answer: at several depths, of tokens that cannot be, and within a budget."""
-
-from unittest.mock import Mock
+"""Statistics of an answer: at several depths, and of tokens that cannot be."""
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from lm_polygraph_asmi.core import algorithm
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.results.cache import ResultCache
 from tests.families import SIZES, sequence, tiny_model
-from tests.peak_memory import PeakMemory
 from tests.rounding import allowed
 
 PROMPT = 9
@@ -132,21 +129,3 @@ def test_an_answer_with_an_impossible_token_is_refused():
 def test_logits_of_no_distribution(bias, at, dtype, advice):
     with pytest.raises(FloatingPointError, match=rf"PhiForCausalLM \({dtype}\).*{advice}"):
         Engine(**SETTINGS).score(phi(bias, at, dtype), *ANSWER)
-
-
-def test_the_budget_holds_for_the_reductions(monkeypatch):
-    """Without it the kernel of 500 tokens alone is 4 MB for each position."""
-    settings, budget = {"num_masks": 8, "mask_rate": 0.3, "top_k": 500}, 5_000_000
-    model = tiny_model("llama", vocab_size=1500)
-    prompt, response = torch.arange(3, 15), list(range(20, 30))
-    loose, tight = (Engine(**settings, memory_budget=most) for most in (2**40, budget))
-    for engine in (loose, tight):
-        engine.score(model, prompt, response[:1])  # the check of the model's layers
-    passes = Mock(side_effect=algorithm.run_subnetworks)  # which have it, too
-    monkeypatch.setattr(algorithm, "run_subnetworks", passes)
-    with PeakMemory() as memory:
-        (found,) = tight.score(model, prompt, response)
-    assert passes.call_args.args[-1] == budget
-    assert memory.peak < budget
-    (expected,) = loose.score(model, prompt, response)
-    assert_close(found, expected, 1e-6, ("mi", "agreement", "entropy", "top_token"))

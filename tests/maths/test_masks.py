@@ -17,7 +17,8 @@ def draw(num_masks, rate, sampler="bernoulli", seed=0, heads=HEADS):
 
 @pytest.mark.parametrize("sampler", MASK_SAMPLERS)
 @pytest.mark.parametrize(
-    ("num_masks", "rate"), [(5, 0.15), (7, 0.15), (10, 0.15), (40, 0.15), (80, 0.15), (56, 0.09), (3, 0.9)]
+    ("num_masks", "rate"),
+    [(5, 0.15), (7, 0.15), (10, 0.15), (40, 0.15), (80, 0.15), (56, 0.09), (3, 0.9)],
 )
 def test_heads_are_masked_at_the_rate(num_masks, rate, sampler):
     masks = torch.stack([draw(num_masks, rate, sampler, seed) for seed in range(DRAWS)])

@@ -153,7 +153,7 @@ BESIDE = [
     *({"chat_template_kwargs": {name: None}} for name in
       ("tools", "documents", "messages", "tokenize", "add_generation_prompt", "max_length")),
 ]  # fmt: skip
-REQUESTS = [
+REQUESTS = [  # what is no request; see tests/scoring/test_refusals.py
     *(({"prompt": each}, "prompt|chat|message 1") for each in NO_PROMPTS),
     *(({"answer": each}, "answer|token") for each in NO_ANSWERS),
     *(({"samples": each}, "samples") for each in (5, "pear", {}, {"a": 1}, np.array(5), iter("a"))),
@@ -172,12 +172,6 @@ REQUESTS = [
     ({"prompt": [SAYS | {"tool_calls": [{"function": {"name": "f", "arguments": {"\ud800": 1}}}]},
                  ASKED]}, r"name in tool_calls\[0\].function.arguments of message 1"),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("content", "words"), REQUESTS, ids=range(len(REQUESTS)))
-def test_what_is_no_request(content, words):
-    with pytest.raises(ValueError, match=words):
-        parse_request(**{"prompt": "Who?"} | content)
 
 
 def test_what_stands_beside_messages():

@@ -2,6 +2,7 @@
 
 import signal
 from copy import deepcopy
+from itertools import cycle
 from threading import Thread
 
 import pytest
@@ -85,8 +86,10 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("run", [Scorer.score, Scorer.read])
-@pytest.mark.parametrize(("what", "change", "said"), CHANGES)
+@pytest.mark.parametrize(
+    ("what", "change", "said", "run"),
+    [(*of, run) for of, run in zip(CHANGES, cycle([Scorer.score, Scorer.read]), strict=False)],
+)
 def test_what_another_thread_changes(run, what, change, said, trained, tokenizer, monkeypatch):
     own = {"model": trained, "tokenizer": deepcopy(tokenizer), "adapted": trained}
     if what == "adapted":

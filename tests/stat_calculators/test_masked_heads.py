@@ -21,6 +21,7 @@ from lm_polygraph_asmi.results.names import MASKED_HEADS
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import by_name, load_stat_calculator
 from tests.families import of_model, subnetwork_log_probs
+from tests.scripted import likeliest
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?", "True or"]
@@ -91,16 +92,6 @@ def test_statistics_follow_from_the_masks_and_their_log_probs(
     assert found["mi"].min() > 1e-3  # neither side of the comparison is trivial
 
 
-def written(model, prompt, responses):
-    """Of several responses that which the model would write, one token after the other."""
-    left, place = responses, 0
-    while place < min(map(len, left)):
-        logits = model(torch.tensor([*prompt, *left[0][:place]])[None]).logits[0, -1]
-        best = max((ids[place] for ids in left), key=logits.__getitem__)
-        left, place = [ids for ids in left if ids[place] == best], place + 1
-    return min(left, key=len)
-
-
 def test_of_several_ends_that_which_the_model_would_write_is_scored(model):
     """Of all answers of up to three tokens from two, in any order; some begin with others."""
     answers = [[*ids] for length in (1, 2, 3) for ids in product((7, 8), repeat=length)]
@@ -108,7 +99,7 @@ def test_of_several_ends_that_which_the_model_would_write_is_scored(model):
     for number in range(2, 14):
         ends = Random(number).sample(answers, number)
         found = engine.read(model.model, prompt, *ends)["tokens"].tolist()
-        assert found == written(model.model, prompt, ends), ends
+        assert found == likeliest(model.model, prompt.tolist(), ends.__contains__, ends), ends
         chosen.append(ends.index(found) + len(found))
     assert len(set(chosen)) > 3
 

@@ -5,7 +5,8 @@
 # ruff: noqa: ARG005  # each kind of row is given a question and an answer
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -174,7 +175,6 @@ KINDS: list[Callable[[str, str], object]] = [
 ]  # fmt: skip
 # Kinds that are right, most of the time.
 PLAIN = KINDS[:9]
-DOORS, SIZES, EITHER = ["python", "python", "batch"], [1, 1, 2], [True, False]
 LABELS = [
     *[{}] * 12,
     {"correct": True},
@@ -185,35 +185,23 @@ LABELS = [
 ]
 
 
-class Deck:
-    """Draws from lists without repeating a card before all of its list were drawn."""
-
-    def __init__(self, rng: Random) -> None:
-        self.rng = rng
-        self.left: dict[int, list[Any]] = {}
-
-    def draw(self, cards: Sequence[Any]) -> Any:
-        left = self.left.setdefault(id(cards), [])
-        if not left:
-            left += self.rng.sample(cards, len(cards))
-        return left.pop()
+def drawn(rng: Random, kind: Callable[[str, str], object]) -> object:
+    row = kind(rng.choice(QUESTIONS), rng.choice(ANSWERS))
+    return {**rng.choice(LABELS), **row} if isinstance(row, dict) else row
 
 
-def drawn(deck: Deck) -> object:
-    kinds = PLAIN if deck.rng.random() < 0.15 else KINDS
-    row = deck.draw(kinds)(deck.draw(QUESTIONS), deck.draw(ANSWERS))
-    return {**deck.draw(LABELS), **row} if isinstance(row, dict) else row
+def sources(seed: int, rounds: int) -> Iterator[tuple[str, Any]]:
+    """Doors and what comes through them: lists of one or two rows, or data frames of such.
 
-
-def sources(seed: int, number: int) -> Iterator[tuple[str, Any]]:
-    """Doors and what comes through them: lists of one or two rows, or data frames of such."""
-    deck = Deck(Random(seed))
-    for _ in range(number):
-        rows = [drawn(deck) for _ in range(deck.draw(SIZES))]
-        fields = [row for row in rows if isinstance(row, dict)]
-        if deck.draw(DOORS) == "python" or not fields:
-            yield "python", rows
+    Every kind comes once in a round.
+    """
+    rng, kinds = Random(seed), [*KINDS, *3 * PLAIN]
+    rows = (drawn(rng, kind) for _ in range(rounds) for kind in rng.sample(kinds, len(kinds)))
+    while some := list(islice(rows, rng.choice([1, 1, 2]))):
+        fields = [row for row in some if isinstance(row, dict)]
+        if rng.random() < 0.6 or not fields:
+            yield "python", some
         else:
             # pandas' own texts hold no half of a surrogate pair.
-            kind = object if "\\ud" in json.dumps(fields) or deck.draw(EITHER) else None
+            kind = object if "\\ud" in json.dumps(fields) or rng.random() < 0.5 else None
             yield "batch", pd.DataFrame(fields, dtype=kind)

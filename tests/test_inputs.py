@@ -108,14 +108,6 @@ def test_parts_are_one_text(number):
     assert ["message 1" in note for note in found.notes] == [True] * (number > 1)
 
 
-@pytest.mark.parametrize("arguments", [{"q": 1}, '{"q": 1}', {}])
-def test_a_call_needs_no_content(arguments):
-    call = {"function": {"name": "find", "arguments": arguments}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    said = parse_request([ASKED, message, {"role": "tool", "content": "7"}]).prompt[1]
-    assert said == message | {"content": ""}
-
-
 @pytest.mark.parametrize(
     ("last", "word"),
     [
@@ -247,16 +239,9 @@ def test_what_is_no_row(row):
     with pytest.raises(ValueError, match=r"prompt|messages"):
         parse_row(row)
     assert parse_row("Who?") == parse_row({"prompt": "Who?"}) == {"prompt": "Who?"}
-    full = {
-        "messages": [ASKED],
-        "samples": ["a"],
-        "tools": [CALL],
-        "id": 7,
-        "context": "x",
-        "ID": 8,
-        "Id": 9,
-    }
-    assert parse_row(full) == {"prompt": [ASKED], "samples": ["a"], "tools": [CALL]}
+    copied = {"id": 7, "context": "x", "ID": 8, "Id": 9}
+    used = {"samples": ["a"], "tools": [CALL]}
+    assert parse_row({"messages": [ASKED]} | used | copied) == {"prompt": [ASKED]} | used
 
 
 CHAT = [ASKED, SAYS]

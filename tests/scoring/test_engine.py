@@ -82,11 +82,10 @@ def phi(bias: float, at: slice | int = UNUSED, dtype: torch.dtype = torch.float3
 
 def masking(value: float):
     model = tiny_model("gpt2")
-    forward = type(model).forward
 
     class Masking(type(model)):
         def forward(self, *args, **kwargs):
-            output = forward(self, *args, **kwargs)
+            output = super().forward(*args, **kwargs)
             output.logits[..., UNUSED] = value
             return output
 

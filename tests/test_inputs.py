@@ -101,8 +101,10 @@ def test_what_is_no_message_is_named_by_its_place(fields, place):
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_parts_are_one_text(number):
     """Of several, it is said that they were joined."""
-    kinds = ("text", "input_text", "output_text")[:number]
-    parts = [{"type": kind, "text": kind[0], "annotations": []} for kind in kinds]
+    parts = [
+        {"type": kind, "text": kind[0], "annotations": []}
+        for kind in ("text", "input_text", "output_text")[:number]
+    ]
     found = parse_request(({"role": "developer", "content": parts}, ASKED))
     assert found.prompt == [{"role": "developer", "content": "tio"[:number]}, ASKED]
     assert ["message 1" in note for note in found.notes] == [True] * (number > 1)

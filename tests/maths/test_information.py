@@ -27,8 +27,9 @@ def log_probs() -> torch.Tensor:
 
 
 def agreement(log_probs, *how):
-    rows = torch.randn(V, 6, generator=torch.Generator().manual_seed(3))
-    return semantic_agreement(log_probs, rows, *how)
+    return semantic_agreement(
+        log_probs, torch.randn(V, 6, generator=torch.Generator().manual_seed(3)), *how
+    )
 
 
 @pytest.mark.parametrize(

@@ -161,5 +161,4 @@ def test_the_version_and_words_that_are_completed_as_the_help_says():
     assert CliRunner().invoke(main, ["--version"]).stdout.split()[-1] == __version__
     (variable,) = re.findall(r"(_\w+_COMPLETE)=bash", CliRunner().invoke(main, ["-h"]).stdout)
     typed = {"COMP_WORDS": "polygraph_asmi sco", "COMP_CWORD": "1", variable: "bash_complete"}
-    shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
-    assert shown.stdout == "plain,score\n"
+    assert CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed).stdout == "plain,score\n"

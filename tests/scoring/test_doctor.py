@@ -52,8 +52,9 @@ def test_a_model_that_cannot_be_scored(tiny, options, word):
      (["found", "unsupported", "warning"], False)],
 )  # fmt: skip
 def test_when_a_model_works(states, works):
-    checks = [{"check": state, "state": state, "text": f"[{state}]"} for state in states]
-    diagnosis = doctor.ModelDiagnosis("tiny", checks)
+    diagnosis = doctor.ModelDiagnosis(
+        "tiny", [{"check": state, "state": state, "text": f"[{state}]"} for state in states]
+    )
     assert diagnosis.to_dict()["works"] == works
     assert [text for text in ("tiny", f"[{states[-1]}]") if text not in printed(diagnosis)] == []
 

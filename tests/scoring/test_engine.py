@@ -103,8 +103,9 @@ def test_a_logit_of_minus_infinity_is_probability_0(make, scope):
     engine = Engine(scope=scope, details=True, **SETTINGS | {"top_k": SIZES["vocab_size"]})
     prompt, answer = ANSWER[0], [7, 8, 2]
     (found,), (expected,) = (engine.score(make(v), prompt, answer) for v in (HIDDEN, SMALL))
-    names = ("mi", "agreement", "kl", "entropy", "log_likelihood")
-    assert_close(found, expected, 1e-6, names, rtol=1e-4)
+    assert_close(
+        found, expected, 1e-6, ("mi", "agreement", "kl", "entropy", "log_likelihood"), rtol=1e-4
+    )
     assert found.mi.min() > 0
     alone = engine.read(make(HIDDEN), prompt, answer)["log_likelihood"]
     np.testing.assert_allclose(alone, found.log_likelihood, rtol=1e-5)

@@ -31,8 +31,9 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def found(model, tokenizer):
-    settings = {"tokenizer": tokenizer, "mask_rate": 0.3, "num_masks": 30}
-    return score(model, PROMPT, " in Brask\n né 🪁", **settings)
+    return score(
+        model, PROMPT, " in Brask\n né 🪁", tokenizer=tokenizer, mask_rate=0.3, num_masks=30
+    )
 
 
 def test_everything_is_escaped_and_nothing_loaded(found):

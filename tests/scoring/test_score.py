@@ -143,9 +143,8 @@ def test_samples_are_those_of_a_run(ending, settings, monkeypatch):
     count, seed, most = (
         getattr(scorer.config, n) for n in ("num_samples", "seed", "max_new_tokens")
     )
-    calculator = SeededSamplingCalculator(count, seed)
     for text in (PROMPT, *TEXTS):
-        (saved,) = calculator({}, [text], ending, most)["sample_tokens"]
+        (saved,) = SeededSamplingCalculator(count, seed)({}, [text], ending, most)["sample_tokens"]
         ids = prompt_tokens(scorer.tokenizer, text)
         drawn = scorer._generation.sampled(ids, most, count, seed)
         assert [ids[:-1] if ids[-1] == end else ids for ids in drawn] == saved
@@ -280,8 +279,8 @@ def test_a_padding_token_that_is_none_of_the_model(ending, tokenizer, token):
     other = deepcopy(tokenizer)
     other.pad_token = token
     assert other.pad_token_id in (None, ending.model.config.vocab_size)
-    settings = {"method": "adapt", "max_new_tokens": 8}
     found, expected = (
-        score(ending.model, PROMPT, tokenizer=each, **settings) for each in (other, tokenizer)
+        score(ending.model, PROMPT, tokenizer=each, method="adapt", max_new_tokens=8)
+        for each in (other, tokenizer)
     )
     assert numbers(found) == numbers(expected)

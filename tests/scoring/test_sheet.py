@@ -115,8 +115,7 @@ def test_labels_reach_their_answers(tmp_path, seed):
     read, order = read_sheet(path, made)
     expected = {key: {"correct": label} for key, label in labels.items()}
     assert ({key: of for key, of in read.items() if of}, order or "") == (expected, by)
-    joined = labelled(made, path)
-    for row, record in zip(joined, made, strict=True):
+    for row, record in zip(labelled(made, path), made, strict=True):
         assert row.content | {"correct": None} == record | {"correct": None, "quality": None}
         label = labels.get(key_of(record)) if record.get("digest") else None
         assert row.content["correct"] == label

@@ -115,7 +115,8 @@ def test_chat(model, chat):
 )
 def test_what_a_tokenizer_adds_to_a_prompt(tokenizer, added, prompt, word):
     adding = templated(tokenizer, None)
-    ends = {"special_tokens": [("<s>", 1), ("</s>", 2)]}
-    adding._tokenizer.post_processor = TemplateProcessing(single=added, **ends)
+    adding._tokenizer.post_processor = TemplateProcessing(
+        single=added, special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
     with nullcontext() if word is None else pytest.raises(ValueError, match=word):
         assert prompt_tokens(adding, prompt).tolist() == adding(prompt)["input_ids"]

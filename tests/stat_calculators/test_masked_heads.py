@@ -117,8 +117,9 @@ def test_every_listed_statistic_is_written_and_no_other(model, details):
     for depth, layer in ((0.6, 2), (0.3, 1)):
         own = by_depth[depth]
         assert set(own) == LAYER | (DETAILS if details else set())
-        named = {*found["asmi_token_texts"][0]}
-        assert {*np.ravel(own.get("candidates", own["top_token"])).tolist()} <= named
+        assert {*np.ravel(own.get("candidates", own["top_token"])).tolist()} <= {
+            *found["asmi_token_texts"][0]
+        }
         assert own["settings"] == {
             **ASMIConfig(depth=depth, **settings).to_dict("masks"),
             "layer": layer, "num_layers": 4, "num_heads": 4, "attention": "sdpa",
@@ -150,8 +151,9 @@ def test_padding_behind_an_end_is_no_answer(pad_is_eos):
     longer = tokenizer(" in 1931 the passage", add_special_tokens=False)["input_ids"]
     filling = [tokenizer.eos_token_id] if pad_is_eos else [tokenizer.pad_token_id] * 4
     rows = [answer, [7, 8, turn_end], [7, 8, tokenizer.eos_token_id]]
-    stats = {"greedy_tokens": [*([*row, *filling] for row in rows), longer]}
-    together = MaskedHeadsCalculator()(stats, TEXTS[:1] * 4, model)
+    together = MaskedHeadsCalculator()(
+        {"greedy_tokens": [*([*row, *filling] for row in rows), longer]}, TEXTS[:1] * 4, model
+    )
     assert [tokens.tolist() for tokens in together["asmi_tokens"]] == [*rows, longer]
     assert together["asmi_closing"] == [True, True, True, False]
 

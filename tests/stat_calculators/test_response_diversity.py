@@ -23,8 +23,9 @@ def diversity(model, text: str, samples: list[list[int]]) -> float:
 
 
 def found(model, *samples, texts=TEXTS, limit=100):
-    sampled = {"sample_tokens": samples}
-    return ResponseDiversityCalculator()(sampled, texts[: len(samples)], model, limit)
+    return ResponseDiversityCalculator()(
+        {"sample_tokens": samples}, texts[: len(samples)], model, limit
+    )
 
 
 def test_equals_separate_passes(model):
@@ -60,8 +61,9 @@ def test_answers_of_a_stop_string_alone_are_alike_at_their_second_last_token():
     samples = [[stop], [stop], [7, stop]]
     stats = found(stopping, samples)
     for name, answers in (("", samples), ("_second_last", [[], [], [7]])):
-        expected = diversity(stopping, TEXTS[0], answers)
-        assert stats[f"asmi_diversity{name}"][0] == pytest.approx(expected, abs=1e-5)
+        assert stats[f"asmi_diversity{name}"][0] == pytest.approx(
+            diversity(stopping, TEXTS[0], answers), abs=1e-5
+        )
     padded = [[*ids, 9, 9] for ids in samples]  # as LM-Polygraph leaves them in a batch
     assert found(stopping, padded, padded)["asmi_diversity"][0] == stats["asmi_diversity"][0]
 

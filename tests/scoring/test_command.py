@@ -108,6 +108,7 @@ def test_a_chat_template(command, prompt, model, chat, tmp_path):
             for stop in ("$", "\\t", "'\\n'", "$\\n")
         ),
         ("odd.jsonl --html p.html", "odd.jsonl, row 1"),
+        ("chat.csv --html p.html", "list of messages"),
         ("in.jsonl --out in.jsonl", "it is the file of prompts"),
         ("in.jsonl --out link.jsonl", "it is the file of prompts"),
         ("prompt.txt --html page.jsonl", "a file name that ends in .html"),
@@ -119,7 +120,7 @@ def test_what_is_wrong_is_said(command, tmp_path, monkeypatch, arguments, messag
     """Before a model is loaded, and nothing is overwritten."""
     write(tmp_path / "in.jsonl", ROWS)
     texts = {"none.jsonl": "", "odd.jsonl": '{"q": "Who?"}\n', "notes.txt": "my notes"}
-    for name, text in (texts | {"old.csv": SHEET}).items():
+    for name, text in (texts | {"old.csv": SHEET, "chat.csv": f'prompt\n"{MESSAGES}"\n'}).items():
         (tmp_path / name).write_text(text)
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "in.jsonl")
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}

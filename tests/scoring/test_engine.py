@@ -1,5 +1,7 @@
 """Statistics of an answer: at several depths, and of tokens that cannot be."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,6 @@ import transformers
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core import algorithm
 from lm_polygraph_asmi.core.engine import Engine
-from lm_polygraph_asmi.results.cache import ResultCache
 from tests.families import SIZES, sequence, tiny_model
 from tests.rounding import allowed
 
@@ -25,43 +26,20 @@ def assert_close(found, expected, most, names, rtol=0.0):
         np.testing.assert_allclose(own, other, rtol=rtol, atol=most, err_msg=name)
 
 
-@pytest.fixture
-def passes(monkeypatch):
-    layers, run = [], algorithm.run_unmasked
-    monkeypatch.setattr(
-        algorithm, "run_unmasked", lambda *a, **k: layers.append(a[3]) or run(*a, **k)
-    )
-    return layers
-
-
 @pytest.mark.usefixtures("unseen")
 @pytest.mark.parametrize("scope", SCOPES)
-def test_depths_share_the_unmasked_pass(llama, passes, scope):
+def test_depths_share_the_unmasked_pass(llama, monkeypatch, scope):
+    unmasked = Mock(side_effect=algorithm.run_unmasked)
+    monkeypatch.setattr(algorithm, "run_unmasked", unmasked)
     engine, depths = Engine(scope=scope, **SETTINGS), [0.3, 0.6, 0.9]
     together = engine.score(llama, *ANSWER, depths=depths)
-    assert passes == [[1, 2, 3]]
+    unmasked.assert_called_once()
     for depth, shared in zip(depths, together, strict=True):
         (apart,) = Engine(scope=scope, depth=depth, **SETTINGS).score(llama, *ANSWER)
         assert_close(shared, apart, allowed(llama, IDS), TOKEN_STATISTICS)
         assert shared.mask_seed == apart.mask_seed
         assert shared.settings == apart.settings == engine.settings(llama, depth)
     assert len({tuple(each.mi.round(6)) for each in together}) == 3
-
-
-@pytest.mark.usefixtures("unseen")
-def test_depths_are_reused_one_by_one(llama, passes, tmp_path):
-    without, kept = Engine(**SETTINGS), Engine(**SETTINGS, store=ResultCache(tmp_path))
-    for engine, depths, reused in (
-        (without, [0.3], [False]),
-        (kept, [0.6], [False]),
-        (kept, [0.3, 0.6], [False, True]),
-        (kept, [0.6, 0.3], [True, True]),
-        (without, [0.3], [False]),
-    ):
-        assert [each.reused for each in engine.score(llama, *ANSWER, depths=depths)] == reused
-    assert passes == [[1], [2], [1], [1]]
-    (longer,) = kept.score(llama, IDS[: PROMPT - 1], IDS[PROMPT - 1 :].tolist(), depths=[0.6])
-    assert (longer.reused, len(longer.mi)) == (False, len(IDS) - PROMPT + 1)
 
 
 UNUSED = slice(-16, None)

@@ -3,11 +3,10 @@
 import gzip
 import json
 
-import pandas as pd
 import pytest
 
 from lm_polygraph_asmi import Scorer
-from lm_polygraph_asmi.scoring.rows import checked, read_rows
+from lm_polygraph_asmi.scoring.rows import read_rows
 from lm_polygraph_asmi.tables import Row
 from tests.scoring.conftest import MESSAGES, PROMPT
 
@@ -44,13 +43,6 @@ def test_a_text_is_a_prompt(tmp_path, text, last, kept, end, mark):
     """Also one that holds data."""
     (tmp_path / "prompt.txt").write_bytes(f"{mark}{text}{last}".replace("\n", end).encode())
     assert list(read_rows(tmp_path / "prompt.txt")) == [Row(1, {"prompt": text + kept})]
-
-
-def test_what_no_model_can_score_is_known_before(tmp_path):
-    pd.DataFrame([{"prompt": str(MESSAGES)}, {"prompt": "1931"}]).to_csv(tmp_path / "in.csv")
-    first, second = map(checked, read_rows(tmp_path / "in.csv"))
-    assert "list of messages" in first.error
-    assert (second.error, second.content["prompt"]) == (None, "1931")
 
 
 MISNAMED = {

@@ -200,11 +200,15 @@ def test_what_cannot_be_scored_is_refused_at_once(make, error, word):
 
 
 def test_what_the_cache_holds_is_not_scored_again(model, tmp_path):
-    stats, calculator = greedy(model, TEXTS[:1]), MaskedHeadsCalculator(result_cache=tmp_path)
+    """Depth by depth, and of the same model alone; the seconds are those of the scoring."""
+    stats, cached = greedy(model, TEXTS[:1]), partial(MaskedHeadsCalculator, result_cache=tmp_path)
     for scored in (model, whitebox("llama-tied")):
-        first, again = (calculator(stats, TEXTS[:1], scored) for _ in range(2))
-        assert [found.pop("asmi_reused_depths") for found in (first, again)] == [[0], [1]]
-        np.testing.assert_equal(again, first)  # the seconds are those of the scoring
+        found = [
+            cached(depths=depths)(stats, TEXTS[:1], scored)
+            for depths in ([0.6], [0.3, 0.6], [0.3, 0.6])
+        ]
+        assert [each.pop("asmi_reused_depths") for each in found] == [[0], [1], [2]]
+        np.testing.assert_equal(found[2], found[1])
 
 
 def test_all_that_statistics_depend_on_is_in_their_key(model):

@@ -145,7 +145,9 @@ def test_a_signal_stops_and_loses_no_row(command, tmp_path, monkeypatch, suffix,
         return plain(self, prompt, **rest)
 
     monkeypatch.setattr(Scorer, "score", stopped)
+    of_pytest = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background
     done = command(source, "--out", out)
+    signal.signal(signal.SIGINT, of_pytest)
     grown = lines_of(out)  # which the same call goes on with, as after any stop
     assert (done.exit_code, "Traceback" in done.stderr) == (128 + sent, False)
     assert re.search(rf"2 rows .*{grown}: run the same command again", done.stderr)

@@ -47,7 +47,7 @@ def ending():
     ],
     ids=str,
 )  # fmt: skip
-def test_tokens_are_those_of_the_benchmark(ending, settings):
+def test_scores_are_those_of_the_benchmark(ending, settings):
     """`tests/test_manager.py` compares the scores of all methods."""
     estimator = AdaptASMI(**settings)
     run = manager(ending, [estimator], save_stats=[*SAVED, "greedy_tokens", "sample_tokens"])

@@ -143,9 +143,8 @@ def test_a_fork_amid_a_score(run, trained, tokenizer, monkeypatch):
 
     def child():
         signal.alarm(30)  # instead of a hang
-        modules = list(trained.modules())
-        training = all(module.training for module in modules)
-        hooked = any("forward" in vars(module) for module in modules)
+        training = all(module.training for module in trained.modules())
+        hooked = any("forward" in vars(module) for module in trained.modules())
         as_it_was = (training, hooked, attention_of(trained)) == (True, False, "sdpa")
         assert as_it_was == (run is in_a_thread)
         assert scorer.score(PROMPT, " Brask").tokens == expected

@@ -101,19 +101,13 @@ def test_what_is_no_message_is_named_by_its_place(fields, place):
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_parts_are_one_text(number):
     """Of several, it is said that they were joined."""
-    kinds = ("text", "input_text", "output_text")[:number]
-    parts = [{"type": kind, "text": kind[0], "annotations": []} for kind in kinds]
+    parts = [
+        {"type": kind, "text": kind[0], "annotations": []}
+        for kind in ("text", "input_text", "output_text")[:number]
+    ]
     found = parse_request(({"role": "developer", "content": parts}, ASKED))
     assert found.prompt == [{"role": "developer", "content": "tio"[:number]}, ASKED]
     assert ["message 1" in note for note in found.notes] == [True] * (number > 1)
-
-
-@pytest.mark.parametrize("arguments", [{"q": 1}, '{"q": 1}', {}])
-def test_a_call_needs_no_content(arguments):
-    call = {"function": {"name": "find", "arguments": arguments}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    said = parse_request([ASKED, message, {"role": "tool", "content": "7"}]).prompt[1]
-    assert said == message | {"content": ""}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +147,7 @@ BESIDE = [
     *({"chat_template_kwargs": {name: None}} for name in
       ("tools", "documents", "messages", "tokenize", "add_generation_prompt", "max_length")),
 ]  # fmt: skip
-REQUESTS = [
+REQUESTS = [  # what is no request; see tests/scoring/test_refusals.py
     *(({"prompt": each}, "prompt|chat|message 1") for each in NO_PROMPTS),
     *(({"answer": each}, "answer|token") for each in NO_ANSWERS),
     *(({"samples": each}, "samples") for each in (5, "pear", {}, {"a": 1}, np.array(5), iter("a"))),
@@ -172,12 +166,6 @@ REQUESTS = [
     ({"prompt": [SAYS | {"tool_calls": [{"function": {"name": "f", "arguments": {"\ud800": 1}}}]},
                  ASKED]}, r"name in tool_calls\[0\].function.arguments of message 1"),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("content", "words"), REQUESTS, ids=range(len(REQUESTS)))
-def test_what_is_no_request(content, words):
-    with pytest.raises(ValueError, match=words):
-        parse_request(**{"prompt": "Who?"} | content)
 
 
 def test_what_stands_beside_messages():
@@ -253,16 +241,9 @@ def test_what_is_no_row(row):
     with pytest.raises(ValueError, match=r"prompt|messages"):
         parse_row(row)
     assert parse_row("Who?") == parse_row({"prompt": "Who?"}) == {"prompt": "Who?"}
-    full = {
-        "messages": [ASKED],
-        "samples": ["a"],
-        "tools": [CALL],
-        "id": 7,
-        "context": "x",
-        "ID": 8,
-        "Id": 9,
-    }
-    assert parse_row(full) == {"prompt": [ASKED], "samples": ["a"], "tools": [CALL]}
+    copied = {"id": 7, "context": "x", "ID": 8, "Id": 9}
+    used = {"samples": ["a"], "tools": [CALL]}
+    assert parse_row({"messages": [ASKED]} | used | copied) == {"prompt": [ASKED]} | used
 
 
 CHAT = [ASKED, SAYS]

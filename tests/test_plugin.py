@@ -10,20 +10,14 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner
 from hatchling.build import build_wheel
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
-from lm_polygraph.utils.generation_parameters import GenerationParameters
-from lm_polygraph.utils.model import WhiteboxModel
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, estimate_uncertainty
-from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.configs import configs_path
-from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.compose import compose_run
@@ -125,8 +119,6 @@ def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, start):
     assert "3 of 3 rows" in done.stderr
     logged = (folder / "polygraph_eval.log").read_text()
     assert ["NEW BATCH" in text for text in (done.stdout, done.stderr, logged)] == [0, 0, 1]
-    shown = CliRunner().invoke(main, ["results", str(folder)])
-    assert (shown.exit_code, "RAUQ" in shown.output) == (0, True)
 
 
 USERS_CONFIG = yaml.safe_load(r"""
@@ -194,8 +186,7 @@ LISTS = "estimators", "stat_calculators", "save_stats"
     [
         (BY_GROUP, ["+add=asmi_only"], GROUPED),
         (BY_GROUP, ["+add=asmi", "estimators=other"], GROUPED[:1]),
-        (USERS_CONFIG, ["+add=asmi"], GROUPED[:1]),  # a list in the config itself
-        (USERS_CONFIG | {"estimators": []}, ["+add=asmi"], []),
+        (USERS_CONFIG | {"estimators": []}, ["+add=asmi"], []),  # a list in the config itself
         (BY_GROUP | {"defaults": [*BY_GROUP["defaults"], {"add": "asmi"}]}, [], GROUPED),
     ],
 )
@@ -208,22 +199,18 @@ def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
         for _ in range(2):  # a config is resolved several times
             resolved = OmegaConf.create({key: list(composed_run[key]) for key in LISTS})
         assert GlobalHydra.instance().is_initialized()  # as it was found
-    added = {"asmi": {}, "sem_asmi": {}, "adapt_asmi": {"tau": 0.5}}
-    if "+add=asmi_only" in overrides:
-        del added["adapt_asmi"]
-    own = {"depth": 0.9, "closing_token": False}
-    for name, entry in zip([*kept, *added], resolved.estimators, strict=True):
-        if name in added:
-            expected = OmegaConf.merge(entry.cfg, own, added[name])
-            assert (entry.name, entry.cfg) == (PREFIX + name, expected)
-        else:
-            assert entry.name == name
+    only = "+add=asmi_only" in overrides
+    names = ["asmi", "sem_asmi", "adapt_asmi"][: 3 - only]
+    assert [entry.name for entry in resolved.estimators] == [*kept, *(PREFIX + n for n in names)]
+    added = [entry.cfg for entry in resolved.estimators[len(kept) :]]
+    assert {(cfg.depth, cfg.closing_token) for cfg in added} == {(0.9, False)}
     masks = calculator(resolved, "MaskedHeadsCalculator")
     assert (masks.cfg.num_masks, masks.stats) == (7, list(MASKED_HEADS))
     assert composed_run.asmi.keys() == compose_run("asmi_demo").asmi.keys()
     assert masks.cfg.result_cache.endswith("workdir/result_cache")  # so that it resumes
-    if "adapt_asmi" in added:
-        assert calculator(resolved, "SamplingGenerationCalculator").cfg.samples_n == 4
+    if not only:
+        samples = calculator(resolved, "SamplingGenerationCalculator").cfg.samples_n
+        assert (added[-1].tau, samples) == (0.5, 4)
     assert [at for at, c in enumerate(resolved.stat_calculators) if c == "auto"] == [0]
     saved = resolved.save_stats
     assert saved[:2] == ["greedy_texts", "sample_texts"]
@@ -282,16 +269,6 @@ def test_a_users_own_config_in_a_run(
     assert (status, seeds["masks"], rows["ids"]) == ("completed", 0, ids)
     for used, expected in zip(run.settings(), settings, strict=True):
         assert used.items() >= expected.items()
-    if config is PLAIN:
-        model = WhiteboxModel(*load_named(str(tiny)))
-        model.generation_parameters = GenerationParameters(max_new_tokens=4)
-        for name, kind in zip(ADDED, (ASMI, SemASMI, AdaptASMI), strict=True):
-            estimator = kind(num_masks=6, mask_rate=0.2, num_samples=3)
-            found = [
-                estimate_uncertainty(model, estimator, text).uncertainty
-                for text in run.stats["input_texts"]
-            ]
-            assert found == pytest.approx(run.scores[name].tolist(), rel=1e-5)
 
 
 def test_a_plain_config_of_the_page_runs_without_asmi(elsewhere, tiny, users_config):

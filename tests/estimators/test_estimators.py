@@ -42,6 +42,8 @@ class Least(MaskedHeadsEstimator):
                                 0.1 * (1 - ALPHA[1] / 4)]),
         (AdaptASMI(tau=0.5, beta=3.0), stats(), [(0.4 * (1 - SOFT / 2) + 0.2 * (1 - SOFT)) / 3,
                                                  0.1 * (1 - 0.5 / 4)]),
+        # A gate as steep as a step: of the first alone.
+        (AdaptASMI(tau=0.25, beta=1e6), stats(), [0.2 / 3, 0.1]),
         # The closing token is left out, and never the whole answer.
         (ASMI(closing_token=False), stats(), [0.3, 0.1]),
         (ASMI(closing_token=False), stats(closing=False), [0.2, 0.1]),
@@ -71,32 +73,31 @@ def test_each_depth_reads_its_own_statistics():
 @pytest.mark.parametrize(
     ("module", "variant"), [(asmi, ASMI), (sem_asmi, SemASMI), (adapt_asmi, AdaptASMI)]
 )
-def test_names_carry_every_setting_that_changes_the_score(module, variant):
-    """tests/test_config.py has how they read."""
-    variations = [
-        {}, {"depth": 0.7}, {"depth": 0.625}, {"top_k": 256}, {"num_masks": 80},
-        {"mask_rate": 0.1}, {"mask_sampler": "balanced"}, {"scope": "response"}, {"seed": 1},
-        {"closing_token": False}, {"aggregation": "sum"}, {"aggregation": "max"},
-    ]  # fmt: skip
-    made = [module.load_estimator(settings) for settings in variations]
-    assert {(type(estimator), estimator.level) for estimator in made} == {(variant, "sequence")}
-    assert len(set(map(str, made))) == len(variations)
-    assert variant(**ASMIConfig().to_dict()).config == made[0].config  # as a node `asmi`
+def test_estimators_of_a_config(module, variant):
+    """`tests/test_config.py` has all settings and how they read."""
+    made, plain = (module.load_estimator(of) for of in ({"depth": 0.625, "seed": 1}, {}))
+    assert (type(made), made.level) == (variant, "sequence")
+    assert str(made) == f"{plain}".replace("60%", "62.5%").replace(")", ", seed=1)")
+    assert variant(**ASMIConfig().to_dict()).config == plain.config  # as a node `asmi`
 
 
 @pytest.mark.parametrize(
-    ("asked", "used"),
+    ("estimator", "found", "word"),
     [
-        *(({name: value}, {}) for name, value in (
+        *((ASMI(**{name: value}), stats(), "same settings") for name, value in (
             ("top_k", 256), ("num_masks", 80), ("mask_rate", 0.1), ("seed", 1),
             ("scope", "response"), ("mask_sampler", "balanced"),
         )),
-        ({}, {"num_masks": 80}), ({}, {"mask_rate": 0.2}), ({}, {"num_heads": 9}),
+        *((ASMI(), stats(**used), "same settings") for used in (
+            {"num_masks": 80}, {"mask_rate": 0.2}, {"num_heads": 9},
+        )),
+        *((ASMI(), stats(mi=[np.array([value]), np.array([0.1])]), "finite")
+          for value in (np.nan, np.inf, -np.inf)),
     ],
 )  # fmt: skip
-def test_other_settings_than_asked_for_are_an_error(asked, used):
-    with pytest.raises(ValueError, match="same settings"):
-        ASMI(**asked)(stats(**used))
+def test_statistics_that_are_refused(estimator, found, word):
+    with pytest.raises(ValueError, match=word):
+        estimator(found)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +116,3 @@ def test_a_statistic_left_out_of_the_config(estimator, needed):
         found.pop(missing)
         with pytest.raises(KeyError, match=f"'{missing}' is missing.*stat_calculators"):
             estimator(found)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_score_that_is_not_finite_is_an_error(value):
-    with pytest.raises(ValueError, match="finite"):
-        ASMI()(stats(mi=[np.array([value]), np.array([0.1])]))

@@ -8,7 +8,6 @@ import torch
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.core.maths import (
     agreement_on_support,
-    cosines,
     response_diversity,
     semantic_agreement,
     union_support,
@@ -18,13 +17,16 @@ from tests import brute_force
 
 S, T, V, D = 5, 2, 12, 6
 
+in_32_and_16_bits = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
+
+@in_32_and_16_bits
 @pytest.mark.parametrize("top_k", [1, 2, 7, V])
-def test_agreement_equals_the_double_loop_over_pairs(top_k):
+def test_agreement_equals_the_double_loop_over_pairs(top_k, dtype):
     """Also in parts of the kernel, with parallel and opposite rows, and with one of zeros."""
     generator = torch.Generator().manual_seed(2)
     log_probs = (2 * torch.randn(S, T, V, generator=generator)).log_softmax(-1)
-    unembedding = torch.randn(V, D, generator=generator)
+    unembedding = torch.randn(V, D, generator=generator).to(dtype)
     unembedding[:3] = unembedding[3] * torch.tensor([[2.0], [-1.0], [0.0]])
     fast = semantic_agreement(log_probs, unembedding, top_k)
     slow = brute_force.semantic_agreement(log_probs, unembedding, top_k)
@@ -33,17 +35,6 @@ def test_agreement_equals_the_double_loop_over_pairs(top_k):
     for rows in (1, 5, V):
         in_parts = agreement_on_support(support, unembedding, rows_at_once=rows)
         torch.testing.assert_close(in_parts, fast, rtol=0, atol=1e-7)
-
-
-in_32_and_16_bits = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-
-
-@in_32_and_16_bits
-def test_cosines_equal_those_of_pairs(dtype):
-    rows = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
-    rows[0, 3] = 0
-    pairs = [[[brute_force.cosine(a, b) for b in part] for a in part] for part in rows]
-    torch.testing.assert_close(cosines(rows), torch.tensor(pairs), atol=1e-6, rtol=0)
 
 
 @in_32_and_16_bits
@@ -72,9 +63,3 @@ def one_mask(probs):
 def test_refusals(function, value, error, word):
     with pytest.raises(error, match=word):
         function(value)
-
-
-@pytest.mark.parametrize("diversity", [0.0, 0.1, 0.3, 0.7, 2.0])
-def test_the_gate_is_the_logistic(diversity):
-    assert adaptive_gate(diversity) == pytest.approx(1 / (1 + math.exp(-10 * (0.3 - diversity))))
-    assert adaptive_gate(diversity, 0.5, 1e6) == (diversity < 0.5)

@@ -27,41 +27,31 @@ def log_probs() -> torch.Tensor:
 
 
 def agreement(log_probs, *how):
-    rows = torch.randn(V, 6, generator=torch.Generator().manual_seed(3))
-    return semantic_agreement(log_probs, rows, *how)
+    return semantic_agreement(
+        log_probs, torch.randn(V, 6, generator=torch.Generator().manual_seed(3)), *how
+    )
 
 
+@pytest.mark.parametrize(
+    ("dtype", "most"),
+    [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.float16, 0.02), (torch.bfloat16, 0.02)],
+)
 @pytest.mark.parametrize("top_k", [1, 3, 8, V, 3 * V])
-def test_equals_plain_loops(log_probs, top_k):
+def test_equals_plain_loops(log_probs, top_k, dtype, most):
     log_probs[:, 1] = log_probs[0, 1]  # equal, and as different as can be
     log_probs[:, 2] = torch.eye(S, V).log()
-    fast = mutual_information(log_probs, top_k)
+    fast = mutual_information(log_probs.to(dtype), top_k)
     slow = brute_force.mutual_information(log_probs, min(top_k, V))
-    assert fast.tolist() == pytest.approx(slow, abs=1e-12)
-    assert fast.tolist()[1:] == pytest.approx([0, math.log(S)], abs=1e-12)
-    parts = disagreement(union_support(log_probs, top_k))
+    assert fast.tolist() == pytest.approx(slow, abs=most)
+    parts = disagreement(union_support(log_probs.to(dtype), top_k))
     torch.testing.assert_close(parts.divergence_from_mean.mean(0), fast)
     torch.testing.assert_close(parts.entropy_of_mean - parts.mean_entropy, fast)
 
 
-def test_union_support_and_coverage_partition_the_mass(log_probs):
-    support, probs = union_support(log_probs, 4), log_probs.exp()
-    torch.testing.assert_close(support.probs.sum(-1) + support.tail, probs.sum(-1))
-    torch.testing.assert_close(support.top_probs.sum(-1), probs.sum(-1))
-    for t in range(T):
-        ids = sorted({i for row in probs[:, t] for i in brute_force.top_tokens(row.tolist(), 4)})
-        assert support.token_ids[t, : len(ids)].tolist() == ids
-        padded = torch.nn.functional.pad(probs[:, t, ids], (0, support.probs.shape[-1] - len(ids)))
-        torch.testing.assert_close(support.probs[:, t], padded)
-    in_order, sizes = probs.sort(dim=-1, descending=True).values.cumsum(-1), [1, 8, V, 64]
+def test_coverage_is_the_mass_of_the_most_likely(log_probs):
+    in_order, sizes = log_probs.exp().sort(descending=True).values.cumsum(-1), [1, 8, V, 64]
     expected = in_order[..., [min(size, V) - 1 for size in sizes]]
     torch.testing.assert_close(top_k_coverage(log_probs, sizes), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_any_floating_point_type_will_do(log_probs, dtype):
-    found = mutual_information(log_probs.to(dtype), 8)
-    torch.testing.assert_close(found, mutual_information(log_probs, 8), atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize("measure", [mutual_information, agreement])

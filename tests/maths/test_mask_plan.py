@@ -7,7 +7,6 @@ import pytest
 from lm_polygraph_asmi.core.mask_plan import (
     flops_ratio,
     heads_masked_at_once,
-    masks_for_coverage,
     operating_point,
 )
 
@@ -42,7 +41,6 @@ POINTS = {
 
 def test_stated_points_and_what_follows_from_values_that_are_given():
     assert {given: operating_point(*given) for given in POINTS} == POINTS
-    assert masks_for_coverage(32, 0.10) == 62
     for heads in (1, 3):
         with pytest.raises(ValueError, match="mask_rate"):
             operating_point(heads)

@@ -68,8 +68,10 @@ def warned(tokenizer, template, chat):
     tokenizer, request = templated(tokenizer, template), parse_request(chat)
     written = rendered(tokenizer, request.prompt)
     kinds = ("leaves out", "clock", "random", "add_generation_prompt", "in quotes")
-    found = advice.template_warnings(tokenizer, request, written)
-    return {next(kind for kind in kinds if kind in said): said for said in found}
+    return {
+        next(kind for kind in kinds if kind in said): said
+        for said in advice.template_warnings(tokenizer, request, written)
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,9 @@ from itertools import compress
 
 import numpy as np
 import pytest
-import torch
 
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, decoded, prompt_tokens
-from tests.rounding import allowed
 from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scripted import byte_tokenizer, likeliest, scripted_model, space_tokenizer
 
@@ -27,18 +25,6 @@ def scorer_of(tokenizer, script, stops=(), end_ids=(2,), chat=False, settings=No
     return Scorer(model, tokenizer=tokenizer, **settings), prompt, script
 
 
-def check_equal(scorer, some, other):
-    """Two scores of the same tokens, up to the rounding of the model itself."""
-    for name in ("ids", "ending", "counted", "answer"):
-        assert getattr(some, name) == getattr(other, name), name
-    prompt_ids = prompt_tokens(scorer.tokenizer, some.prompt).tolist()
-    bound = allowed(scorer.model, torch.tensor([*prompt_ids, *some.ids]))
-    assert abs(some.msp - other.msp) <= bound * len(some.ids)
-    for name in ("entropy", "mi", "log_likelihood"):
-        values = [[getattr(token, name) for token in score.tokens] for score in (some, other)]
-        np.testing.assert_allclose(*values, atol=bound, rtol=0)
-
-
 def check_all_ways(scorer, prompt, script):
     """Every way to score the model's own answer; returns the scores of the answer and its text."""
     by_model = scorer.score(prompt)
@@ -48,7 +34,8 @@ def check_all_ways(scorer, prompt, script):
     assert (ids[: len(script)], by_model.ending != "") == (script[: len(ids)], ended)
     by_ids = scorer.score(prompt, np.array(ids))
     assert (by_ids.answer, "stop" in by_ids.settings) == (ids, False)  # nothing cuts token ids
-    check_equal(scorer, by_model, replace(by_ids, answer=by_model.answer))
+    of_text = {name: getattr(by_model, name) for name in ("answer", "settings", "warnings")}
+    assert replace(by_ids, **of_text, seconds=by_model.seconds) == by_model
     from_text = scorer.score(prompt, by_model.answer)
     most = None if ended else len(ids)  # an answer that was cut off gets an end as text
     whole = by_model.scored_text
@@ -98,19 +85,16 @@ def segmented(draw, tokenizer, text):
     """Tokens that spell a text: the tokenizer's, or any others of its vocabulary."""
     if draw.random() < 0.3:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids_of = sorted(tokenizer.get_vocab().items())
-    by_piece = {piece: n for piece, n in ids_of if n > 4 and not piece.startswith("<0x")}
+    known = sorted(tokenizer.get_vocab().items())
+    ids_of = {piece: n for piece, n in known if n > 4 and not piece.startswith("<0x")}
     written = tokenizer._tokenizer.pre_tokenizer.pre_tokenize_str(text)
     spelled, ids = "".join(part for part, _ in written), []
     while spelled:
-        fitting = [piece for piece in by_piece if spelled.startswith(piece)]
-        if not fitting:  # as bytes
-            ids += tokenizer.convert_tokens_to_ids([f"<0x{b:02X}>" for b in spelled[0].encode()])
-            spelled = spelled[1:]
-            continue
-        piece = draw.choice(fitting)
-        ids.append(by_piece[piece])
-        spelled = spelled[len(piece) :]
+        fitting = [piece for piece in ids_of if spelled.startswith(piece)]
+        piece = draw.choice(fitting) if fitting else spelled[0]
+        in_bytes = [f"<0x{byte:02X}>" for byte in piece.encode()]
+        ids += tokenizer.convert_tokens_to_ids([piece] if fitting else in_bytes)
+        spelled = spelled.removeprefix(piece)
     return ids
 
 

@@ -15,7 +15,6 @@ from lm_polygraph_asmi.host import loading
 from lm_polygraph_asmi.scoring import Scorer
 from lm_polygraph_asmi.scoring.sheet import key_of
 from lm_polygraph_asmi.tables import read_table
-from tests.forks import exit_code
 from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scoring.test_output import ROWS, calls, lines_of, write  # noqa: F401 - a fixture
 from tests.scoring.test_rows import SHEET, contents
@@ -109,6 +108,7 @@ def test_a_chat_template(command, prompt, model, chat, tmp_path):
             for stop in ("$", "\\t", "'\\n'", "$\\n")
         ),
         ("odd.jsonl --html p.html", "odd.jsonl, row 1"),
+        ("chat.csv --html p.html", "list of messages"),
         ("in.jsonl --out in.jsonl", "it is the file of prompts"),
         ("in.jsonl --out link.jsonl", "it is the file of prompts"),
         ("prompt.txt --html page.jsonl", "a file name that ends in .html"),
@@ -120,7 +120,7 @@ def test_what_is_wrong_is_said(command, tmp_path, monkeypatch, arguments, messag
     """Before a model is loaded, and nothing is overwritten."""
     write(tmp_path / "in.jsonl", ROWS)
     texts = {"none.jsonl": "", "odd.jsonl": '{"q": "Who?"}\n', "notes.txt": "my notes"}
-    for name, text in (texts | {"old.csv": SHEET}).items():
+    for name, text in (texts | {"old.csv": SHEET, "chat.csv": f'prompt\n"{MESSAGES}"\n'}).items():
         (tmp_path / name).write_text(text)
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "in.jsonl")
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
@@ -132,31 +132,27 @@ def test_what_is_wrong_is_said(command, tmp_path, monkeypatch, arguments, messag
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("sent", "suffix"), [(signal.SIGINT, ".parquet"), (signal.SIGTERM, ".jsonl")]
+)
 def test_a_signal_stops_and_loses_no_row(command, tmp_path, monkeypatch, suffix, sent):
-    """In a process of its own, amid the third row: rows before stay, the file is named."""
-    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / f"out{suffix}"
-    told, plain = tmp_path / "told.txt", Scorer.score
+    """Amid the third row: rows before stay, and the file is named."""
+    source, out, plain = write(tmp_path / "in.jsonl", ROWS), tmp_path / f"out{suffix}", Scorer.score
 
     def stopped(self, prompt, **rest):
         if prompt == ROWS[2]["prompt"]:
             os.kill(os.getpid(), sent)
         return plain(self, prompt, **rest)
 
-    def run():
-        monkeypatch.setattr(Scorer, "score", stopped)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        done = command(source, "--out", out)
-        told.write_text(done.stderr)
-        os._exit(done.exit_code)
-
-    assert exit_code(run) == 128 + sent
+    monkeypatch.setattr(Scorer, "score", stopped)
+    of_pytest = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background
+    done = command(source, "--out", out)
+    signal.signal(signal.SIGINT, of_pytest)
     grown = lines_of(out)  # which the same call goes on with, as after any stop
-    assert re.search(rf"2 rows .*{grown}: run the same command again", told.read_text())
-    assert "Traceback" not in told.read_text()
+    assert (done.exit_code, "Traceback" in done.stderr) == (128 + sent, False)
+    assert re.search(rf"2 rows .*{grown}: run the same command again", done.stderr)
     assert [parse_json(line)["row"] for line in grown.read_text().splitlines()] == [1, 2]
-    assert {*tmp_path.iterdir()} == {source, told, grown}  # it holds no lock
+    assert {*tmp_path.iterdir()} == {source, grown}  # it holds no lock
 
 
 def test_the_model_is_missing():
@@ -168,5 +164,4 @@ def test_the_version_and_words_that_are_completed_as_the_help_says():
     assert CliRunner().invoke(main, ["--version"]).stdout.split()[-1] == __version__
     (variable,) = re.findall(r"(_\w+_COMPLETE)=bash", CliRunner().invoke(main, ["-h"]).stdout)
     typed = {"COMP_WORDS": "polygraph_asmi sco", "COMP_CWORD": "1", variable: "bash_complete"}
-    shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
-    assert shown.stdout == "plain,score\n"
+    assert CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed).stdout == "plain,score\n"

@@ -7,35 +7,43 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.core.model.session import attention_of
 from lm_polygraph_asmi.scoring import doctor
 from tests.scoring.test_result import printed
 
-SHORT = ASMIConfig(max_new_tokens=3)
 ALL_WAYS = {f"{how}, {scope}" for how in ("sdpa", "eager") for scope in ("all", "response")}
 
 
-def states(diagnosis):
-    return {check["check"]: check["state"] for check in diagnosis.checks}
+def asked(*options):
+    return CliRunner().invoke(main, ["doctor", *map(str, options)])
 
 
-def test_a_model_is_described_checked_and_timed(model, tokenizer):
-    before = attention_of(model), model.training
-    diagnosis = doctor.diagnose_model("tiny", model, tokenizer, SHORT)
-    assert (attention_of(model), model.training) == before
-    found = {check["check"]: check["text"] for check in diagnosis.checks}
-    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+def test_a_model_is_described_checked_and_timed(tiny):
+    done = asked("--model", tiny, "--max-new-tokens", 3, "--json")
+    content = json.loads(done.stdout)
+    found = {check["check"]: check["text"] for check in content["checks"]}
     expected = {
-        "layers": f"model.layers ({layers})",
-        "heads": f"{heads} a layer, in {layers} of {layers} layers",
+        "layers": "model.layers (4)",
+        "heads": "4 a layer, in 4 of 4 layers",
         "output projection of the heads": "self_attn.o_proj",
         "lm head": "lm_head",
     }
     assert found.items() >= expected.items()
-    assert {name for name, state in states(diagnosis).items() if state == "ok"} == ALL_WAYS
-    assert "packed" in found["sdpa, response"]
+    assert {c["check"] for c in content["checks"] if c["state"] == "ok"} == ALL_WAYS
+    assert ("packed" in found["sdpa, response"], done.exit_code, content["works"]) == (
+        True,
+        0,
+        True,
+    )
     assert " s for 3 tokens after " in found["sdpa, all"]
-    assert all(word in printed(diagnosis) for word in ("tiny", "self_attn.o_proj", "suffix"))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [(["--structure", "projection=self_attn.q_proj"], "q_proj"), (["--model", "none"], "none")],
+)
+def test_a_model_that_cannot_be_scored(tiny, options, word):
+    done = asked("--model", tiny, *options)
+    assert (done.exit_code, word in done.output) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +52,11 @@ def test_a_model_is_described_checked_and_timed(model, tokenizer):
      (["found", "unsupported", "warning"], False)],
 )  # fmt: skip
 def test_when_a_model_works(states, works):
-    checks = [{"check": state, "state": state, "text": ""} for state in states]
-    assert doctor.ModelDiagnosis("tiny", checks).to_dict()["works"] == works
+    diagnosis = doctor.ModelDiagnosis(
+        "tiny", [{"check": state, "state": state, "text": f"[{state}]"} for state in states]
+    )
+    assert diagnosis.to_dict()["works"] == works
+    assert [text for text in ("tiny", f"[{states[-1]}]") if text not in printed(diagnosis)] == []
 
 
 def test_what_is_not_well(model, tokenizer, monkeypatch):
@@ -61,29 +72,11 @@ def test_what_is_not_well(model, tokenizer, monkeypatch):
     monkeypatch.setattr(doctor, "MASKABLE", ("sdpa", "eager", "none"))
     monkeypatch.setattr(doctor, "passes_in_use", lambda *_: ["full"])
     monkeypatch.setattr(doctor.Scorer, "score", score)
-    found = states(doctor.diagnose_model("tiny", model, tokenizer, SHORT))
+    diagnosis = doctor.diagnose_model("tiny", model, tokenizer, ASMIConfig(max_new_tokens=3))
+    found = {check["check"]: check["state"] for check in diagnosis.checks}
     expected = {"torch 9": "warning", "none": "unsupported"}
     expected |= {way: "slower" if "sdpa" in way else "problem" for way in ALL_WAYS}
     assert found.items() >= expected.items()
-
-
-def asked(*options):
-    return CliRunner().invoke(main, ["doctor", *map(str, options)])
-
-
-@pytest.mark.parametrize(
-    ("options", "problems"),
-    [([], []), (["--structure", "projection=self_attn.q_proj"], ["structure"])],
-)
-def test_the_command(tiny, options, problems):
-    found = asked("--model", tiny, "--max-new-tokens", 3, "--json", *options)
-    content = json.loads(found.stdout)
-    assert (found.exit_code, content["works"]) == (len(problems), not problems)
-    assert [c["check"] for c in content["checks"] if c["state"] == "problem"] == problems
-
-
-def test_a_model_that_is_not_there(tmp_path):
-    assert asked("--model", tmp_path / "nowhere").exit_code == 1
 
 
 @pytest.mark.parametrize(

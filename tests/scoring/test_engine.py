@@ -1,4 +1,4 @@
-"""Statistics of an answer: at several depths, of tokens that cannot be, and within a budget."""
+"""Statistics of an answer: at several depths, and of tokens that cannot be."""
 
 from unittest.mock import Mock
 
@@ -10,9 +10,7 @@ import transformers
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core import algorithm
 from lm_polygraph_asmi.core.engine import Engine
-from lm_polygraph_asmi.results.cache import ResultCache
 from tests.families import SIZES, sequence, tiny_model
-from tests.peak_memory import PeakMemory
 from tests.rounding import allowed
 
 PROMPT = 9
@@ -28,43 +26,20 @@ def assert_close(found, expected, most, names, rtol=0.0):
         np.testing.assert_allclose(own, other, rtol=rtol, atol=most, err_msg=name)
 
 
-@pytest.fixture
-def passes(monkeypatch):
-    layers, run = [], algorithm.run_unmasked
-    monkeypatch.setattr(
-        algorithm, "run_unmasked", lambda *a, **k: layers.append(a[3]) or run(*a, **k)
-    )
-    return layers
-
-
 @pytest.mark.usefixtures("unseen")
 @pytest.mark.parametrize("scope", SCOPES)
-def test_depths_share_the_unmasked_pass(llama, passes, scope):
+def test_depths_share_the_unmasked_pass(llama, monkeypatch, scope):
+    unmasked = Mock(side_effect=algorithm.run_unmasked)
+    monkeypatch.setattr(algorithm, "run_unmasked", unmasked)
     engine, depths = Engine(scope=scope, **SETTINGS), [0.3, 0.6, 0.9]
     together = engine.score(llama, *ANSWER, depths=depths)
-    assert passes == [[1, 2, 3]]
+    unmasked.assert_called_once()
     for depth, shared in zip(depths, together, strict=True):
         (apart,) = Engine(scope=scope, depth=depth, **SETTINGS).score(llama, *ANSWER)
         assert_close(shared, apart, allowed(llama, IDS), TOKEN_STATISTICS)
         assert shared.mask_seed == apart.mask_seed
         assert shared.settings == apart.settings == engine.settings(llama, depth)
     assert len({tuple(each.mi.round(6)) for each in together}) == 3
-
-
-@pytest.mark.usefixtures("unseen")
-def test_depths_are_reused_one_by_one(llama, passes, tmp_path):
-    without, kept = Engine(**SETTINGS), Engine(**SETTINGS, store=ResultCache(tmp_path))
-    for engine, depths, reused in (
-        (without, [0.3], [False]),
-        (kept, [0.6], [False]),
-        (kept, [0.3, 0.6], [False, True]),
-        (kept, [0.6, 0.3], [True, True]),
-        (without, [0.3], [False]),
-    ):
-        assert [each.reused for each in engine.score(llama, *ANSWER, depths=depths)] == reused
-    assert passes == [[1], [2], [1], [1]]
-    (longer,) = kept.score(llama, IDS[: PROMPT - 1], IDS[PROMPT - 1 :].tolist(), depths=[0.6])
-    assert (longer.reused, len(longer.mi)) == (False, len(IDS) - PROMPT + 1)
 
 
 UNUSED = slice(-16, None)
@@ -85,11 +60,10 @@ def phi(bias: float, at: slice | int = UNUSED, dtype: torch.dtype = torch.float3
 
 def masking(value: float):
     model = tiny_model("gpt2")
-    forward = type(model).forward
 
     class Masking(type(model)):
         def forward(self, *args, **kwargs):
-            output = forward(self, *args, **kwargs)
+            output = super().forward(*args, **kwargs)
             output.logits[..., UNUSED] = value
             return output
 
@@ -107,8 +81,9 @@ def test_a_logit_of_minus_infinity_is_probability_0(make, scope):
     engine = Engine(scope=scope, details=True, **SETTINGS | {"top_k": SIZES["vocab_size"]})
     prompt, answer = ANSWER[0], [7, 8, 2]
     (found,), (expected,) = (engine.score(make(v), prompt, answer) for v in (HIDDEN, SMALL))
-    names = ("mi", "agreement", "kl", "entropy", "log_likelihood")
-    assert_close(found, expected, 1e-6, names, rtol=1e-4)
+    assert_close(
+        found, expected, 1e-6, ("mi", "agreement", "kl", "entropy", "log_likelihood"), rtol=1e-4
+    )
     assert found.mi.min() > 0
     alone = engine.read(make(HIDDEN), prompt, answer)["log_likelihood"]
     np.testing.assert_allclose(alone, found.log_likelihood, rtol=1e-5)
@@ -132,21 +107,3 @@ def test_an_answer_with_an_impossible_token_is_refused():
 def test_logits_of_no_distribution(bias, at, dtype, advice):
     with pytest.raises(FloatingPointError, match=rf"PhiForCausalLM \({dtype}\).*{advice}"):
         Engine(**SETTINGS).score(phi(bias, at, dtype), *ANSWER)
-
-
-def test_the_budget_holds_for_the_reductions(monkeypatch):
-    """Without it the kernel of 500 tokens alone is 4 MB for each position."""
-    settings, budget = {"num_masks": 8, "mask_rate": 0.3, "top_k": 500}, 5_000_000
-    model = tiny_model("llama", vocab_size=1500)
-    prompt, response = torch.arange(3, 15), list(range(20, 30))
-    loose, tight = (Engine(**settings, memory_budget=most) for most in (2**40, budget))
-    for engine in (loose, tight):
-        engine.score(model, prompt, response[:1])  # the check of the model's layers
-    passes = Mock(side_effect=algorithm.run_subnetworks)  # which have it, too
-    monkeypatch.setattr(algorithm, "run_subnetworks", passes)
-    with PeakMemory() as memory:
-        (found,) = tight.score(model, prompt, response)
-    assert passes.call_args.args[-1] == budget
-    assert memory.peak < budget
-    (expected,) = loose.score(model, prompt, response)
-    assert_close(found, expected, 1e-6, ("mi", "agreement", "entropy", "top_token"))

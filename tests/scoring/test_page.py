@@ -3,8 +3,6 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import product
-from unittest.mock import Mock
 
 import pytest
 
@@ -33,28 +31,21 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def found(model, tokenizer):
-    settings = {"tokenizer": tokenizer, "mask_rate": 0.3, "num_masks": 30}
-    return score(model, PROMPT, " in Brask\n né 🪁", **settings)
+    return score(
+        model, PROMPT, " in Brask\n né 🪁", tokenizer=tokenizer, mask_rate=0.3, num_masks=30
+    )
 
 
-@pytest.fixture
-def nasty(found):
-    """Hostile text in every place that has text: of a text, and of a chat."""
+def test_everything_is_escaped_and_nothing_loaded(found):
+    """Hostile text is in every place that has text: of a text, and of a chat."""
     shown = {"text": NASTY, "alternative": NASTY, "alternative_share": 0.4}
     tokens = tuple(replace(token, **shown) for token in found.tokens[:3])
     of = {"answer": 3 * NASTY, "tokens": tokens, "model": NASTY, "warnings": (NASTY,)}
     prompts = NASTY, [{"role": NASTY, "content": NASTY}]
-    return [replace(found, prompt=prompt, **of) for prompt in prompts]
-
-
-def cards(*results):
-    return [result.card for result in results]
-
-
-def test_everything_is_escaped_and_nothing_loaded(found, nasty):
-    page = render(cards(*nasty), NASTY)
+    nasty = [replace(found, prompt=prompt, **of) for prompt in prompts]
+    page = render([one.card for one in nasty], NASTY)
     elements = Elements(page).tags
-    expected = {tag for tag, _ in Elements(render(cards(found, found), "title")).tags}
+    expected = {tag for tag, _ in Elements(render(2 * [found.card], "title")).tags}
     assert {tag for tag, _ in elements} == expected
     assert not expected & {"script", "link", "img", "iframe", "object", "base", "form"}
     for _, attributes in elements:
@@ -93,15 +84,9 @@ def test_readable_without_colour(found):
         assert (share in row) == (token.alternative is not None)
     *_, kite, end = parts = pieces(found.tokens)
     assert page.count('<span class="token"') == len(parts)
-    assert [[token.text for token in part] for part in (kite, end)] == [[*3 * [""], "🪁"], ["</s>"]]
-
-
-@pytest.mark.parametrize("texts", [*product(["", "x"], repeat=4)])
-def test_pieces(texts):
-    """Each ends with its text, but for the last one of an answer that was cut off."""
-    found = [[token.text for token in piece] for piece in pieces([Mock(text=t) for t in texts])]
-    assert [text for piece in found for text in piece] == list(texts)
-    assert all("".join(piece) == piece[-1] == "x" for piece in found[:-1])
+    *_, cut_off = pieces(found.tokens[:-2])
+    texts = [[token.text for token in part] for part in (kite, end, cut_off)]
+    assert texts == [[*3 * [""], "🪁"], ["</s>"], 3 * [""]]
 
 
 def test_characters_that_steer(found):
@@ -116,7 +101,7 @@ def test_characters_that_steer(found):
 def test_several_answers_on_a_page(found):
     """The most uncertain first; what all say is written once, and what some say, with them."""
     other = replace(found, warnings=("Look out.",), score=found.score + 1)
-    page = render(cards(found, other, other), "three")
+    page = render([one.card for one in (found, other, other)], "three")
     assert re.findall(r'href="#answer-(\d)"', page) == ["2", "3", "1"]
     expected = {found.explanation[-1]: 1, "Look out.": 2, '<section class="asmi" id="answer-': 3,
                 "3 answers": 1, "Shade and bar show": 1, "<style>": 2,
@@ -142,5 +127,5 @@ def test_one_answer_says_all_that_it_has_to_say(found):
         text = Elements(one.to_html()).text
         assert [each for each in said if each not in text] == []
         assert ("Shade and bar show" in text) == shaded
-    page = render(cards(decided, unscored), "two")
+    page = render([decided.card, unscored.card], "two")
     assert re.findall('<span class="outcome">(.*?)</span>', page) == ["accept", "abstain"]

@@ -63,6 +63,8 @@ OF_A_MODEL = [
     *((row, "prompt") for row in NO_ROWS),
     ({"prompt": PROMPT, "response": " Brask"}, "response"),
     ({"prompt": PROMPT, "correct": True}, "correct"),
+    # A wrong role comes before the answer that it hides.
+    ({"messages": [*MESSAGES, {"role": "Assistant", "content": "x"}], "correct": True}, "role"),
     *(({"prompt": "<s>" * number}, "prompt shorter than") for number in (255, 5000)),  # one more
     ({"prompt": "x" * 5000, "answer": " Brask"}, "context window"),
     *(

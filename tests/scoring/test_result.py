@@ -1,4 +1,7 @@
-"""What a score says, what it does not, and how its number follows from its tokens."""
+"""What a score says, what it does not, and how its numbers follow from its tokens.
+
+`tests/test_algorithm.py` compares the numbers of the tokens with the formulas.
+"""
 
 import io
 import json
@@ -13,11 +16,9 @@ import torch
 from rich.console import Console
 
 from lm_polygraph_asmi.config import AGGREGATIONS, METHODS
-from lm_polygraph_asmi.core.maths.masks import example_seed, sample_head_masks
 from lm_polygraph_asmi.scoring import Score, Scorer, UnmaskedAnswer
 from lm_polygraph_asmi.scoring.result import tokens_of
 from lm_polygraph_asmi.scoring.signals import SIGNALS
-from tests import brute_force
 from tests.scoring.conftest import PROMPT
 
 MASKS, TOP_K = 9, 6
@@ -42,40 +43,12 @@ def found(scored):
     return scored["sem", "mean"]
 
 
-@pytest.fixture(scope="module")
-def slow(model, tokenizer, found):
-    """MI_t and A_t of the answer: a full pass per mask, then loops."""
-    used, prompt = found.settings, tokenizer(PROMPT)["input_ids"]
-    every = [*prompt, *found.ids]
-    seed = example_seed(used["seed"], [used["layer"], *every])
-    drawn = (used[name] for name in ("num_masks", "num_heads", "mask_rate"))
-    masks = sample_head_masks(*drawn, torch.Generator().manual_seed(seed), used["mask_sampler"])
-    log_probs = brute_force.subnetwork_log_probs(
-        model, f"model.layers.{used['layer']}.self_attn.o_proj", 1, torch.tensor(every),
-        len(prompt), masks,
-    )  # fmt: skip
-    information = brute_force.mutual_information(log_probs, TOP_K)
-    return information, brute_force.semantic_agreement(log_probs, model.lm_head.weight, TOP_K)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_brute_force(scored, slow, method):
-    """Full forward passes with weights taken out, loops over masks and tokens."""
-    gate = {"asmi": 0.0, "sem": 1.0, "adapt": scored["adapt", "mean"].gate}[method]
-    u = [information * (1 - gate * agreement) for information, agreement in zip(*slow, strict=True)]
-    expected = {"mean": sum(u) / len(u), "sum": sum(u), "max": max(u)}
-    found = {how: float(scored[method, how]) for how in AGGREGATIONS}
-    assert found == pytest.approx(expected, abs=1e-5)
-    assert found["mean"] < found["max"] < found["sum"]  # the three are told apart
-
-
 @pytest.mark.parametrize(("method", "how"), METHOD_AND_AGGREGATION)
 def test_what_is_said_of_a_score(scored, method, how):
     """Its name, its number between its bounds, all free signals, and what it cannot say."""
     one, tokens = scored[method, how], len(scored[method, how].tokens)
     assert one.label == METHODS[method] + (f" (aggregation={how})" if how != "mean" else "")
     assert one.highest == pytest.approx(math.log(MASKS) * (tokens if how == "sum" else 1))
-    assert replace(one, counted=1).highest == math.log(MASKS)
     assert one.explanation[0].startswith(
         f"{one.label}: {one.score:.4f} nats (0 to {one.highest:.2f}"
     )
@@ -102,26 +75,24 @@ def test_a_score_comes_back_from_json(scored, method, how):
             Score.from_dict(damaged)
 
 
-@pytest.mark.parametrize("how", AGGREGATIONS)
-def test_signals_are_those_of_the_other_methods(scored, how):
-    """The unmasked ones, means and sums over the counted tokens."""
-    whole = scored["sem", how]
-    for counted in (2, whole.counted):
-        one = replace(whole, counted=counted)
-        likelihood = [token.log_likelihood for token in one.tokens[:counted]]
-        assert (
-            one.signals.items()
-            >= {
-                "sem": float(whole),
-                "msp": pytest.approx(-sum(likelihood)),
-                "perplexity": pytest.approx(-np.mean(likelihood)),
-                "entropy": pytest.approx(
-                    np.mean([token.entropy for token in one.tokens[:counted]])
-                ),
-            }.items()
-        )
-    assert whole.signals["asmi"] == pytest.approx(float(scored["asmi", how]))
-    assert scored["adapt", how].signals["adapt"] == float(scored["adapt", how])
+@pytest.mark.parametrize(("method", "how"), METHOD_AND_AGGREGATION)
+def test_numbers_follow_from_the_tokens(scored, method, how):
+    """Those of a score, and the signals of all methods, over the counted tokens."""
+    one = scored[method, how]
+    for counted in (2, one.counted):
+        tokens = one.to_df()[:counted]
+        expected = {
+            "asmi": tokens.mi.agg(how),
+            "sem": (tokens.mi * (1 - tokens.agreement)).agg(how),
+            "msp": -tokens.log_likelihood.sum(),
+            "perplexity": -tokens.log_likelihood.mean(),
+            "entropy": tokens.entropy.mean(),
+        } | {method: one.score}
+        assert replace(one, counted=counted).signals == pytest.approx(expected)
+    alpha = {"asmi": 0, "sem": 1, "adapt": one.gate}[method]
+    assert tokens.u.tolist() == pytest.approx(tokens.mi * (1 - alpha * tokens.agreement))
+    assert one.score == pytest.approx(tokens.u.agg(how))
+    assert (one.gate is None) == (method != "adapt")
 
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}
@@ -186,8 +157,11 @@ def test_in_a_terminal(found):
     assert re.findall(r"(\d\.0000)", plain) == [f"{u}.0000" for u in (8, 7, 6, 5, 4)]
 
 
-def test_bars_follow_the_shade(found):
-    levels = [replace(found.tokens[0], u=u) for u in (-1e-9, 0.0, 0.001, 0.01, 0.05, 0.1, 2.0)]
-    shades, bars = [token.shade for token in levels], [token.bar for token in levels]
-    assert shades == pytest.approx([0, 0, 0.1, math.sqrt(0.1), math.sqrt(0.5), 1, 1])
-    assert bars == [" ", " ", "▁", "▃", "▆", "█", "█"]
+@pytest.mark.parametrize(
+    ("u", "shade", "bar"),
+    [(-1e-9, 0, " "), (0.0, 0, " "), (0.001, 0.1, "▁"), (0.01, math.sqrt(0.1), "▃"),
+     (0.05, math.sqrt(0.5), "▆"), (0.1, 1, "█"), (2.0, 1, "█")],
+)  # fmt: skip
+def test_bars_follow_the_shade(found, u, shade, bar):
+    token = replace(found.tokens[0], u=u)
+    assert (token.shade, token.bar) == (pytest.approx(shade), bar)

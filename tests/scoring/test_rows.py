@@ -3,11 +3,10 @@
 import gzip
 import json
 
-import pandas as pd
 import pytest
 
 from lm_polygraph_asmi import Scorer
-from lm_polygraph_asmi.scoring.rows import checked, read_rows
+from lm_polygraph_asmi.scoring.rows import read_rows
 from lm_polygraph_asmi.tables import Row
 from tests.scoring.conftest import MESSAGES, PROMPT
 
@@ -26,18 +25,24 @@ def contents(path):
     return [row.content for row in read_rows(path)]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Passage\n\nWho?",
+        "Given a question, prompt, and answer, rate the answer.\nQuestion: Who?",
+        '{"name": "Ondine", "built": 1931}',
+        "prompt: Who built it, and when?",
+        "Name, prompt and answer.\nWho?",
+        "Which columns has it?\nid,prompt,answer",  # a header without rows
+    ],
+)
+@pytest.mark.parametrize(("last", "kept"), [("", ""), ("\n", ""), ("\n\n", "\n")])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_a_text_is_a_prompt(tmp_path, end, mark):
-    (tmp_path / "prompt.txt").write_bytes(f"{mark}Passage{end}{end}Who?{end}{end}".encode())
-    assert list(read_rows(tmp_path / "prompt.txt")) == [Row(1, {"prompt": "Passage\n\nWho?\n"})]
-
-
-def test_what_no_model_can_score_is_known_before(tmp_path):
-    pd.DataFrame([{"prompt": str(MESSAGES)}, {"prompt": "1931"}]).to_csv(tmp_path / "in.csv")
-    first, second = map(checked, read_rows(tmp_path / "in.csv"))
-    assert "list of messages" in first.error
-    assert (second.error, second.content["prompt"]) == (None, "1931")
+def test_a_text_is_a_prompt(tmp_path, text, last, kept, end, mark):
+    """Also one that holds data."""
+    (tmp_path / "prompt.txt").write_bytes(f"{mark}{text}{last}".replace("\n", end).encode())
+    assert list(read_rows(tmp_path / "prompt.txt")) == [Row(1, {"prompt": text + kept})]
 
 
 MISNAMED = {
@@ -76,21 +81,6 @@ def test_a_file_whose_name_hides_what_it_holds(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{tmp_path / name}.*({said})"):
         list(read_rows(tmp_path / name))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Given a question, prompt, and answer, rate the answer.\nQuestion: Who?",
-        '{"name": "Ondine", "built": 1931}',
-        "prompt: Who built it, and when?",
-        "Name, prompt and answer.\nWho?",
-        "Which columns has it?\nid,prompt,answer",  # a header without rows
-    ],
-)
-def test_prompts_that_hold_data_are_prompts(tmp_path, text):
-    (tmp_path / "prompt.txt").write_text(text)
-    assert contents(tmp_path / "prompt.txt") == [{"prompt": text}]
 
 
 def test_outcomes_come_as_their_rows_do(model, tokenizer):

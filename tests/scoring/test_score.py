@@ -1,25 +1,23 @@
 """A call scores an answer as a benchmark run does, and leaves the model as it was."""
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from copy import deepcopy
-from threading import current_thread
 from unittest.mock import Mock, patch
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from transformers import GenerationConfig
-from transformers.models.llama.modeling_llama import LlamaMLP
 
-from lm_polygraph_asmi import ASMI, AdaptASMI, Scorer, SemASMI, available_stat_calculators, score
+from lm_polygraph_asmi import AdaptASMI, Scorer, score
 from lm_polygraph_asmi.analysis.mechanism import votes
 from lm_polygraph_asmi.core.model import attention_of
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
-from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, ending_model, greedy, templated
+from tests.scoring.conftest import PROMPT, ending_model, greedy
 from tests.test_manager import TEXTS, manager
 from tests.tiny_lm import whitebox
 
@@ -50,43 +48,36 @@ def ending():
     ids=str,
 )  # fmt: skip
 def test_scores_are_those_of_the_benchmark(ending, settings):
-    """All methods with the defaults, other settings by the one that uses all of them."""
-    kinds = {"adapt": AdaptASMI} | ({} if settings else {"asmi": ASMI, "sem": SemASMI})
-    estimators = {name: kind(**settings) for name, kind in kinds.items()}
-    saved, own = [*SAVED, "greedy_tokens", "sample_tokens"], list(estimators.values())
-    run = manager(ending, own, available_stat_calculators(own), save_stats=saved)
+    """`tests/test_manager.py` compares the scores of all methods."""
+    estimator = AdaptASMI(**settings)
+    run = manager(ending, [estimator], save_stats=[*SAVED, "greedy_tokens", "sample_tokens"])
     run()
-    stats, masked = run.stats, at_depth(run.stats, settings.get("depth", 0.6))
+    stats, scorer = run.stats, Scorer(ending, method="adapt", max_new_tokens=5, **settings)
     assert set(stats["asmi_closing"]) == {True, False}
-    for variant, estimator in estimators.items():
-        expected = run.estimations["sequence", str(estimator)]
-        scorer = Scorer(ending, method=variant, max_new_tokens=5, **settings)
-        for row, prompt in enumerate(TEXTS[: len(expected)]):
-            ids = stats["greedy_tokens"][row]
-            found = scorer.score(prompt, ids, stats["sample_tokens"][row])
-            np.testing.assert_allclose(float(found), expected[row], rtol=1e-9)
-            dropped = stats["asmi_closing"][row] and not settings.get("closing_token", True)
-            assert found.counted == len(ids) - dropped
-            assert found.settings.items() >= masked[row]["settings"].items()
-            chosen = votes(masked[row]["top_token"], ids)
-            of_tokens = {name: masked[row][name] for name in ("mi", "agreement")} | {
+    for row, masked in enumerate(at_depth(stats, settings.get("depth", 0.6))):
+        ids = stats["greedy_tokens"][row]
+        found = scorer.score(TEXTS[row], ids, stats["sample_tokens"][row])
+        score = run.estimations["sequence", str(estimator)][row]
+        assert float(found) == pytest.approx(score, rel=1e-9)
+        dropped = stats["asmi_closing"][row] and not settings.get("closing_token", True)
+        assert found.counted == len(ids) - dropped
+        assert found.settings.items() >= masked["settings"].items()
+        chosen = votes(masked["top_token"], ids)
+        expected = pd.DataFrame(
+            {
+                "id": ids,
+                "mi": masked["mi"],
+                "agreement": masked["agreement"],
                 "entropy": stats["asmi_entropy"][row],
                 "log_likelihood": stats["asmi_log_likelihood"][row],
-                "id": ids,
                 "vote": [vote.agree for vote in chosen],
+                "alternative": [
+                    v.alternative and ending.tokenizer.decode([v.alternative]) for v in chosen
+                ],
                 "alternative_share": [vote.share for vote in chosen],
             }
-            gate = {"asmi": 0, "sem": 1, "adapt": found.gate}[variant]
-            of_tokens["u"] = of_tokens["mi"] * (1 - gate * of_tokens["agreement"])
-            for name, values in of_tokens.items():
-                tokens = [getattr(token, name) for token in found.tokens]
-                np.testing.assert_allclose(tokens, values, rtol=1e-9, err_msg=name)
-            others = [v.alternative and ending.tokenizer.decode([v.alternative]) for v in chosen]
-            assert [token.alternative for token in found.tokens] == others
-            at = "" if "gate_token" in settings else "_second_last"
-            diversity = {"adapt": pytest.approx(stats[f"asmi_diversity{at}"][row])}
-            assert found.diversity == diversity.get(variant)
-            assert (found.gate is None) == (variant != "adapt")
+        )
+        pd.testing.assert_frame_equal(found.to_df()[[*expected]], expected, rtol=1e-9)
 
 
 def test_stop_strings_of_a_model_of_lm_polygraph(model, tokenizer):
@@ -95,11 +86,10 @@ def test_stop_strings_of_a_model_of_lm_polygraph(model, tokenizer):
     length = next(n for n in range(1, 5) if stop in tokenizer.decode(plain[:n]))
     own = whitebox(stop_strings=[stop])
     own.model = model
-    for settings, tokens in (({}, length), ({"stop": []}, 6)):
-        assert list(score(own, PROMPT, max_new_tokens=6, **settings).ids) == plain[:tokens]
+    assert list(Scorer(own, stop=[], max_new_tokens=6).read(PROMPT).ids) == plain
     with patch.object(type(model), "forward", autospec=True, side_effect=type(model).forward) as f:
-        Scorer(own)._generation.greedy(prompt_tokens(tokenizer, PROMPT), 40)
-    assert length <= f.call_count < 20  # few after the end
+        assert list(Scorer(own, max_new_tokens=40).read(PROMPT).ids) == plain[:length]
+    assert f.call_count < 20  # few after the end
 
 
 def test_what_a_model_ships_does_not_change_its_answers(model, tokenizer, monkeypatch):
@@ -129,24 +119,15 @@ def test_an_end_that_the_tokenizer_does_not_name(tokenizer, ends, answer, expect
         assert score(model, PROMPT, answer, tokenizer=nameless).scored_text == expected
 
 
-def test_a_given_answer_is_never_generated(model, tokenizer):
-    """Nor are samples that were passed. Texts have no template; messages are written as often as
-    its checks need: twice, and without what begins an answer."""
+def test_a_given_answer_is_never_generated(model, tokenizer, monkeypatch):
+    """Nor are samples that were passed."""
     scorer = Scorer(model, tokenizer=tokenizer, method="adapt", num_samples=2, max_new_tokens=2)
-    samples, own = [" Brask", [5, 6]], (type(model), type(tokenizer))
-    counted = [
-        patch.object(kind, name, autospec=True, side_effect=getattr(kind, name))
-        for kind, name in zip(own, ("generate", "apply_chat_template"), strict=True)
-    ]
-    with counted[0] as generate, counted[1] as write:
-        for answer in (" Brask", "", [7, 8]):
-            scorer.score(PROMPT, answer, samples)
-            scorer.read(PROMPT, answer)
-        assert (generate.call_count, write.call_count) == (0, 0)
-        scorer.score(PROMPT, None, samples)
-        assert (generate.call_count, write.call_count) == (1, 0)
-        score(model, MESSAGES, [7, 8], tokenizer=templated(tokenizer, CHAT))
-        assert (generate.call_count, write.call_count) == (1, 3)
+    monkeypatch.setattr(type(model), "generate", Mock(side_effect=LookupError))
+    for answer in (" Brask", "", [7, 8]):
+        scorer.score(PROMPT, answer, [" Brask", [5, 6]])
+        scorer.read(PROMPT, answer)
+    with pytest.raises(LookupError):
+        scorer.score(PROMPT, [7, 8])
 
 
 @pytest.mark.parametrize("settings", [{}, {"seed": 3, "max_new_tokens": 2, "stop": "e"}], ids=str)
@@ -162,9 +143,8 @@ def test_samples_are_those_of_a_run(ending, settings, monkeypatch):
     count, seed, most = (
         getattr(scorer.config, n) for n in ("num_samples", "seed", "max_new_tokens")
     )
-    calculator = SeededSamplingCalculator(count, seed)
     for text in (PROMPT, *TEXTS):
-        (saved,) = calculator({}, [text], ending, most)["sample_tokens"]
+        (saved,) = SeededSamplingCalculator(count, seed)({}, [text], ending, most)["sample_tokens"]
         ids = prompt_tokens(scorer.tokenizer, text)
         drawn = scorer._generation.sampled(ids, most, count, seed)
         assert [ids[:-1] if ids[-1] == end else ids for ids in drawn] == saved
@@ -189,7 +169,6 @@ def test_samples_as_texts_and_as_ids(model, tokenizer):
         for samples in (texts, ids, [[*one, tokenizer.eos_token_id] for one in ids])
     )
     assert [numbers(other) for other in others] == [numbers(found)] * 2
-    assert found.gate == pytest.approx(1 / (1 + np.exp(-3 * (0.5 - found.diversity))))
     assert found.settings.items() >= {"tau": 0.5, "beta": 3.0, "num_samples": 2}.items()
 
 
@@ -225,14 +204,13 @@ class Int8Linear(torch.nn.Module):
 def test_a_quantised_model(tokenizer):
     quantised, plain = whitebox().model, whitebox().model
     settings = {"method": "adapt", "num_samples": 3, "max_new_tokens": 8, "tokenizer": tokenizer}
-    for part in (plain.model, plain.lm_head):
-        for name, linear in plain.named_modules():
-            if isinstance(linear, torch.nn.Linear) and linear in part.modules():
-                small = Int8Linear(linear.weight.data)
-                linear.weight.data = small.numbers * small.scale  # rounded, too
-                quantised.set_submodule(name, small)
-        found, expected = (score(model, PROMPT, **settings) for model in (quantised, plain))
-        assert float(found) == pytest.approx(float(expected), rel=1e-4)
+    for name, linear in plain.named_modules():
+        if isinstance(linear, torch.nn.Linear):
+            small = Int8Linear(linear.weight.data)
+            linear.weight.data = small.numbers * small.scale  # rounded, too
+            quantised.set_submodule(name, small)
+    found, expected = (float(score(model, PROMPT, **settings)) for model in (quantised, plain))
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -266,69 +244,33 @@ CALLS = {
 }
 
 
-every_call = pytest.mark.parametrize("settings", CALLS.values(), ids=CALLS)
-
-
-@pytest.fixture
-def in_training():
-    """With changes that a call could undo, or leave undone."""
-    model = whitebox().model.train()
-    model.model.layers[0].eval()  # flags of single modules, too
-    model.gradient_checkpointing_enable()
-    model.model.embed_tokens.weight.requires_grad_(False)
-    model.generation_config.temperature = 0.7
-    return model
-
-
-@every_call
+@pytest.mark.parametrize("passes", [0, 3])
+@pytest.mark.parametrize("settings", CALLS.values(), ids=CALLS)
 def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(
-    in_training, model, tokenizer, settings
+    model, tokenizer, settings, passes
 ):
-    before = found_in(in_training)
-    found = score(in_training, PROMPT, tokenizer=tokenizer, **settings)
-    assert found_in(in_training) == before
+    """Also by a call that is stopped, at once, amid generation or a masked pass."""
+    trained = whitebox().model.train()
+    trained.model.layers[0].eval()  # flags of single modules, too
+    trained.gradient_checkpointing_enable()
+    trained.model.embed_tokens.weight.requires_grad_(False)
+    trained.generation_config.temperature = 0.7
+    before, left = found_in(trained), [True] * passes
+
+    def stop(*_):
+        assert found_in(trained)["generation"] == before["generation"]  # for other threads, too
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+
+    with trained.model.layers[-1].mlp.register_forward_hook(stop), pytest.raises(KeyboardInterrupt):
+        score(trained, PROMPT, tokenizer=tokenizer, **settings)
+    assert found_in(trained) == before
+    found = score(trained, PROMPT, tokenizer=tokenizer, **settings)
+    assert found_in(trained) == before
     assert numbers(found) == numbers(score(model, PROMPT, tokenizer=tokenizer, **settings))
     ids = torch.tensor([[1, 5, 6]])
-    in_training(ids, labels=ids).loss.backward()
-
-
-@every_call
-@pytest.mark.parametrize("passes", [0, 3])
-def test_a_model_is_left_as_found_by_a_call_that_is_stopped(
-    in_training, tokenizer, settings, passes
-):
-    """At once, amid generation or a masked pass."""
-    stop = Mock(side_effect=[*[None] * passes, KeyboardInterrupt])
-    with in_training.model.layers[-1].mlp.register_forward_hook(stop):
-        before = found_in(in_training)
-        with pytest.raises(KeyboardInterrupt):
-            score(in_training, PROMPT, tokenizer=tokenizer, **settings)
-        assert found_in(in_training) == before
-
-
-def test_calls_of_other_threads_are_right_at_every_moment(monkeypatch, tokenizer):
-    """While an answer and samples are generated and scored: states, attentions and settings."""
-    model, own, scoring, seen = whitebox().model, LlamaMLP.forward, current_thread(), []
-
-    def other():
-        with torch.no_grad():
-            out = model(
-                torch.tensor([[1, 5, 6]]), output_hidden_states=True, output_attentions=True
-            )
-        parts = torch.cat([part.flatten() for part in (*out.hidden_states, *out.attentions)])
-        return parts.tolist(), model.generation_config.to_dict()
-
-    def forward(mlp, states):
-        if current_thread() is scoring:
-            seen.append(pool.submit(other).result(60))
-        return own(mlp, states)
-
-    alone = other()
-    monkeypatch.setattr(LlamaMLP, "forward", forward)
-    with ThreadPoolExecutor(1) as pool:
-        score(model, PROMPT, tokenizer=tokenizer, method="adapt", num_samples=2, max_new_tokens=3)
-    assert seen == [alone] * len(seen)
-    assert len(seen) > 10
+    trained(ids, labels=ids).loss.backward()
 
 
 @pytest.mark.parametrize("token", [None, "[PAD]"])
@@ -337,8 +279,8 @@ def test_a_padding_token_that_is_none_of_the_model(ending, tokenizer, token):
     other = deepcopy(tokenizer)
     other.pad_token = token
     assert other.pad_token_id in (None, ending.model.config.vocab_size)
-    settings = {"method": "adapt", "max_new_tokens": 8}
     found, expected = (
-        score(ending.model, PROMPT, tokenizer=each, **settings) for each in (other, tokenizer)
+        score(ending.model, PROMPT, tokenizer=each, method="adapt", max_new_tokens=8)
+        for each in (other, tokenizer)
     )
     assert numbers(found) == numbers(expected)

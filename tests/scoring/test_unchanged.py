@@ -2,6 +2,7 @@
 
 import signal
 from copy import deepcopy
+from itertools import cycle
 from threading import Thread
 
 import pytest
@@ -10,9 +11,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers.normalizers import Lowercase
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.model import attention_of
-from lm_polygraph_asmi.results.cache import ResultCache
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.forks import exit_code
 from tests.scoring.conftest import PROMPT
@@ -87,8 +86,10 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("run", [Scorer.score, Scorer.read])
-@pytest.mark.parametrize(("what", "change", "said"), CHANGES)
+@pytest.mark.parametrize(
+    ("what", "change", "said", "run"),
+    [(*of, run) for of, run in zip(CHANGES, cycle([Scorer.score, Scorer.read]), strict=False)],
+)
 def test_what_another_thread_changes(run, what, change, said, trained, tokenizer, monkeypatch):
     own = {"model": trained, "tokenizer": deepcopy(tokenizer), "adapted": trained}
     if what == "adapted":
@@ -107,17 +108,6 @@ def test_what_another_thread_changes(run, what, change, said, trained, tokenizer
     hashed = {*MODEL_CHANGES[3:7], *ADAPTER_CHANGES, *TOKENIZER_CHANGES[:5]}
     if hashed & {change, (change, said)}:
         assert scorer.fingerprints() != before
-
-
-def test_what_was_scored_meanwhile_is_not_kept(trained, tokenizer, monkeypatch, tmp_path):
-    engine = Engine(store=ResultCache(tmp_path), **FEW)
-    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"][0]
-    (right,) = Engine(**FEW).score(trained, ids, [5, 6, 2])
-    meanwhile(monkeypatch, trained, lambda: training(trained))
-    with pytest.raises(ValueError, match="training mode"):
-        engine.score(trained, ids, [5, 6, 2])
-    (again,) = engine.score(trained, ids, [5, 6, 2])
-    assert again.log_likelihood.tolist() == right.log_likelihood.tolist()
 
 
 def test_a_tokenizer_that_another_thread_truncates_with(trained, tokenizer, monkeypatch):
@@ -153,9 +143,8 @@ def test_a_fork_amid_a_score(run, trained, tokenizer, monkeypatch):
 
     def child():
         signal.alarm(30)  # instead of a hang
-        modules = list(trained.modules())
-        training = all(module.training for module in modules)
-        hooked = any("forward" in vars(module) for module in modules)
+        training = all(module.training for module in trained.modules())
+        hooked = any("forward" in vars(module) for module in trained.modules())
         as_it_was = (training, hooked, attention_of(trained)) == (True, False, "sdpa")
         assert as_it_was == (run is in_a_thread)
         assert scorer.score(PROMPT, " Brask").tokens == expected

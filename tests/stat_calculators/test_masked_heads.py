@@ -21,6 +21,7 @@ from lm_polygraph_asmi.results.names import MASKED_HEADS
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import by_name, load_stat_calculator
 from tests.families import of_model, subnetwork_log_probs
+from tests.scripted import likeliest
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?", "True or"]
@@ -91,16 +92,6 @@ def test_statistics_follow_from_the_masks_and_their_log_probs(
     assert found["mi"].min() > 1e-3  # neither side of the comparison is trivial
 
 
-def written(model, prompt, responses):
-    """Of several responses that which the model would write, one token after the other."""
-    left, place = responses, 0
-    while place < min(map(len, left)):
-        logits = model(torch.tensor([*prompt, *left[0][:place]])[None]).logits[0, -1]
-        best = max((ids[place] for ids in left), key=logits.__getitem__)
-        left, place = [ids for ids in left if ids[place] == best], place + 1
-    return min(left, key=len)
-
-
 def test_of_several_ends_that_which_the_model_would_write_is_scored(model):
     """Of all answers of up to three tokens from two, in any order; some begin with others."""
     answers = [[*ids] for length in (1, 2, 3) for ids in product((7, 8), repeat=length)]
@@ -108,7 +99,7 @@ def test_of_several_ends_that_which_the_model_would_write_is_scored(model):
     for number in range(2, 14):
         ends = Random(number).sample(answers, number)
         found = engine.read(model.model, prompt, *ends)["tokens"].tolist()
-        assert found == written(model.model, prompt, ends), ends
+        assert found == likeliest(model.model, prompt.tolist(), ends.__contains__, ends), ends
         chosen.append(ends.index(found) + len(found))
     assert len(set(chosen)) > 3
 
@@ -126,8 +117,9 @@ def test_every_listed_statistic_is_written_and_no_other(model, details):
     for depth, layer in ((0.6, 2), (0.3, 1)):
         own = by_depth[depth]
         assert set(own) == LAYER | (DETAILS if details else set())
-        named = {*found["asmi_token_texts"][0]}
-        assert {*np.ravel(own.get("candidates", own["top_token"])).tolist()} <= named
+        assert {*np.ravel(own.get("candidates", own["top_token"])).tolist()} <= {
+            *found["asmi_token_texts"][0]
+        }
         assert own["settings"] == {
             **ASMIConfig(depth=depth, **settings).to_dict("masks"),
             "layer": layer, "num_layers": 4, "num_heads": 4, "attention": "sdpa",
@@ -159,8 +151,9 @@ def test_padding_behind_an_end_is_no_answer(pad_is_eos):
     longer = tokenizer(" in 1931 the passage", add_special_tokens=False)["input_ids"]
     filling = [tokenizer.eos_token_id] if pad_is_eos else [tokenizer.pad_token_id] * 4
     rows = [answer, [7, 8, turn_end], [7, 8, tokenizer.eos_token_id]]
-    stats = {"greedy_tokens": [*([*row, *filling] for row in rows), longer]}
-    together = MaskedHeadsCalculator()(stats, TEXTS[:1] * 4, model)
+    together = MaskedHeadsCalculator()(
+        {"greedy_tokens": [*([*row, *filling] for row in rows), longer]}, TEXTS[:1] * 4, model
+    )
     assert [tokens.tolist() for tokens in together["asmi_tokens"]] == [*rows, longer]
     assert together["asmi_closing"] == [True, True, True, False]
 
@@ -207,11 +200,15 @@ def test_what_cannot_be_scored_is_refused_at_once(make, error, word):
 
 
 def test_what_the_cache_holds_is_not_scored_again(model, tmp_path):
-    stats, calculator = greedy(model, TEXTS[:1]), MaskedHeadsCalculator(result_cache=tmp_path)
+    """Depth by depth, and of the same model alone; the seconds are those of the scoring."""
+    stats, cached = greedy(model, TEXTS[:1]), partial(MaskedHeadsCalculator, result_cache=tmp_path)
     for scored in (model, whitebox("llama-tied")):
-        first, again = (calculator(stats, TEXTS[:1], scored) for _ in range(2))
-        assert [found.pop("asmi_reused_depths") for found in (first, again)] == [[0], [1]]
-        np.testing.assert_equal(again, first)  # the seconds are those of the scoring
+        found = [
+            cached(depths=depths)(stats, TEXTS[:1], scored)
+            for depths in ([0.6], [0.3, 0.6], [0.3, 0.6])
+        ]
+        assert [each.pop("asmi_reused_depths") for each in found] == [[0], [1], [2]]
+        np.testing.assert_equal(found[2], found[1])
 
 
 def test_all_that_statistics_depend_on_is_in_their_key(model):

@@ -18,6 +18,7 @@ from lm_polygraph_asmi.analysis import (
     seed_stability,
 )
 from lm_polygraph_asmi.analysis.prr import Rejection, prr_draws, weighted_prr
+from tests.analysis.simulation import keys
 
 RNG = np.random.default_rng(0)
 QUALITY = RNG.random(400)
@@ -101,6 +102,13 @@ def test_weights_are_repeated_rows(decimals, binary):
     if decimals == 8:  # copies have equal quality, so that their order is nothing to the host
         host = [host_prr(np.repeat(uncertainty, c), np.repeat(quality, c)) for c in counts]
         np.testing.assert_allclose(found[:, 0], host, rtol=1e-9)
+
+
+def test_draws_are_as_many_as_asked_for():
+    """Also after fewer of the same, which are kept."""
+    answers = Labelled(quality=QUALITY, clusters=keys(100, 4))
+    for number in (4, 9, 5):
+        assert prr_draws([UNCERTAINTY], answers, number).shape == (number, 1)
 
 
 def test_stability_of_seeds():

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from simulate_guarantee import Case, labels_used
 
 from lm_polygraph_asmi.analysis.risk_control import ordered_threshold
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows
@@ -15,15 +16,15 @@ from tests import tiny_lm
 from tests.decisions.conftest import WORDS, done, labelled, lines_of, refused, run, table, write
 from tests.scoring.conftest import PROMPT
 
-N = 60
+N = 42
 ASK = ("--risk", 0.3, "--confidence", 0.9)
 
 
-def questions(n=N, size=1):
-    """Rows of different answers without labels, `size` a cluster."""
+def questions(n=N):
+    """Rows of different answers without labels, each a cluster."""
     draw = np.random.default_rng(1)
     return [
-        {"prompt": f"Question {i}: {PROMPT}", "id": f"q{i}", "cluster": i // size,
+        {"prompt": f"Question {i}: {PROMPT}", "id": f"q{i}", "cluster": i,
          "answer": " " + " ".join(draw.choice(WORDS, 1 + i % 4))}
         for i in range(n)
     ]  # fmt: skip
@@ -66,7 +67,7 @@ def test_as_a_person_does_it(tmp_path, monkeypatch):
     order, ranks = [row["key"] for row in rows], np.arange(N)
     assert [values[key] for key in order] == sorted(values.values())
     assert [row["rank by msp"] for row in rows] == list(map(str, range(1, N + 1)))
-    wrong = dict(zip(order, (ranks % 10 == 9) | (ranks >= 40), strict=True))
+    wrong = (ranks % 10 == 9) | (ranks >= 28)
     seen, labels, to_label = list[Calibration](), np.full(N, np.nan), ranks
     while len(to_label):
         found, said = look(tmp_path)  # the same --out each time
@@ -76,7 +77,7 @@ def test_as_a_person_does_it(tmp_path, monkeypatch):
         if len(to_label):
             first, last = to_label[[0, -1]] + 1
             assert f"label {len(to_label)} more, the rows of rank {first} to {last}" in said
-        labels[to_label] = [wrong[order[at]] for at in to_label]
+        labels[to_label] = wrong[to_label]
         given = {order[at]: not labels[at] for at in np.flatnonzero(~np.isnan(labels))}
         shuffled = np.random.default_rng(len(seen)).permutation(N)
         kept = ["key", "correct"] if len(seen) % 2 else [*rows[0]]  # people remove columns
@@ -86,7 +87,9 @@ def test_as_a_person_does_it(tmp_path, monkeypatch):
     coverages = [one.guarantee.coverage for one in seen]
     assert coverages == sorted(coverages)
     assert 0 == coverages[0] < coverages[-1] < 1
-    assert np.isnan(labels).any()  # it ended before all were labelled
+    # It ended before all were labelled.
+    wanted = labels_used(Case("steep", N, 1, 0.3, 0.9), np.sort([*values.values()]), wrong)
+    assert found.n <= wanted < N
 
 
 def labelled_sheet(place, labels):
@@ -140,19 +143,20 @@ def test_what_no_sheet_is_sorted_by(place, signal):
 
 
 @pytest.mark.parametrize("largest", [None, 3, 5])
-def test_several_answers_a_cluster_are_thinned_as_they_were_written(tmp_path, scorer, largest):
+def test_several_answers_a_cluster_are_thinned_as_they_were_written(
+    tmp_path, scorer, lines, largest
+):
     """The sheet has one answer a cluster, and each label of it counts."""
-    rows = lines_of(scorer, [{"prompt": "?", "answer": "", "cluster": "blank"}, *questions(size=3)])
-    answers, of = (
-        write(tmp_path / "answers.jsonl", rows),
-        {key_of(r, "msp"): r["cluster"] for r in rows},
-    )
+    rows = lines_of(scorer, [{"prompt": "?", "answer": "", "cluster": "blank"}])
+    rows += [row | {"cluster": i // 3} for i, row in enumerate(lines)]
+    answers = write(tmp_path / "answers.jsonl", rows)
+    of = {key_of(row, "msp"): row["cluster"] for row in rows}
     n, why = write_ordered_sheet(answers, tmp_path / "s.csv", "msp", largest)
     assert f"1 in {largest or 3}," in why
     assert ("rows 2, 3" in why) == (largest != 5)
     clusters = [of[row["key"]] for row in sheet_of(tmp_path / "s.csv")]
     assert len({*clusters}) == len(clusters) == n
-    assert (n == 20) == (largest != 5)  # a larger one takes some of all clusters
+    assert (n == N // 3) == (largest != 5)  # a larger one takes some of all clusters
     labelled_sheet(tmp_path, [*[0] * (n - 3), *[None] * 3])
     shuffled = np.random.default_rng(0).permutation(len(rows))  # with labels not of the sheet
     write(answers, [rows[at] | {"correct": False} for at in shuffled])

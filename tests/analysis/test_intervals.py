@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
-from statsmodels.regression.linear_model import OLS
 
 from lm_polygraph_asmi import analysis
 from lm_polygraph_asmi.analysis import (
@@ -19,7 +18,7 @@ from lm_polygraph_asmi.analysis import (
     selective,
 )
 from lm_polygraph_asmi.analysis.clusters import bootstrap_interval
-from lm_polygraph_asmi.analysis.distinct import error_probability
+from lm_polygraph_asmi.analysis.distinct import error_probability, residual
 from tests.analysis.simulation import ends, keys
 
 RNG = np.random.default_rng(0)
@@ -85,16 +84,7 @@ def selected(rows, with_signal):
     return WRONG[sorted(rows, key=lambda row: chance[row])[: round(0.7 * len(rows))]].mean()
 
 
-@cache
-def left():
-    """Residuals of a regression on the other folds."""
-    folds, found = Labelled(WRONG, NAMES, seed=5).folds(), np.empty(90)
-    known = np.column_stack([np.ones(90), CONTROLS])
-    for fold in range(5):
-        train = folds != fold
-        model = OLS(FRAGILITY[train], known[train]).fit()
-        found[~train] = FRAGILITY[~train] - model.predict(known[~train])
-    return found
+LEFT = residual(FRAGILITY, CONTROLS, Labelled(WRONG, NAMES, seed=5).folds())
 
 
 STATISTICS = {
@@ -145,7 +135,7 @@ STATISTICS = {
     ),
     "residual": (
         lambda a: analysis.distinct_signal(FRAGILITY, CONTROLS, a).residual_auroc,
-        lambda rows: area(rows, left()),
+        lambda rows: area(rows, LEFT),
     ),
     "increment": (
         lambda a: analysis.distinct_signal(FRAGILITY, CONTROLS, a).incremental_auroc,

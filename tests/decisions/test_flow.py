@@ -50,11 +50,12 @@ def test_from_scores_to_the_monitor(folder, calibrated, tmp_path):
     write(tmp_path / "new.jsonl", [labelled(1)[0] | {"correct": None, "cluster": None}, *new])
     out, sheet = tmp_path / "decided.jsonl", tmp_path / "sheet.csv"
     model = shutil.copytree(folder / "model", tmp_path / "model")
-    words = ("decide", tmp_path / "new.jsonl", "--model", model, "--calibration", calibrated)
-    said = done(*words, "--out", tmp_path / "other.jsonl", "--attention", "eager")
+    words = ("decide", "--model", model, "--calibration", calibrated)
+    one = (write(tmp_path / "one.jsonl", new[:1]), "--out", tmp_path / "other.jsonl")
+    said = done(*words, *one, "--attention", "eager")
     assert "Warning: No decision: " in said
     assert "'sdpa' there, 'eager' here" in said
-    said = done(*words, "--out", out, "--sheet", sheet)
+    said = done(*words, tmp_path / "new.jsonl", "--out", out, "--sheet", sheet)
     assert ("n18 " in said, "n19 " in said) == (True, False)  # the file has all
     assert re.search(r"26 scored, .*\d+ accept, \d+ abstain, [\d.]+ rows per second\.", said), said
     table = pd.read_csv(sheet, dtype=str, keep_default_na=False)

@@ -77,6 +77,7 @@ def test_labels_that_test_do_not_choose():
     )
     assert (found.signal, found.score, found.learning) == ("learned", other.score, other.learning)
     assert found.rule.base_rate != other.rule.base_rate  # the labels did change
+    assert (found.rule.tested, other.rule.tested) == (150, 150)  # nor do labels that chose test
 
 
 def test_what_leaves_the_simple_signal(monkeypatch):

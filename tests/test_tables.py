@@ -110,13 +110,6 @@ def test_a_file_that_is_refused_is_named_with_its_fault(tmp_path, name, content,
         read(tmp_path / name, content)
 
 
-def test_bytes_that_are_no_text_are_replaced_where_only_keys_are_read(tmp_path):
-    content, path = "prompt,key\né,x\n".encode("cp1252"), tmp_path / "in.csv"
-    assert read(path, content, strict_text=False) == [Row(1, {"prompt": "\ufffd", "key": "x"})]
-    with pytest.raises(ValueError, match=r"in\.csv.*UTF-8"):  # which has NUL bytes
-        read(path, content.decode("cp1252").encode("utf-16-be"), strict_text=False)
-
-
 def test_a_long_cell(tmp_path):
     before, long = csv.field_size_limit(), "x" * 300_000
     assert read(tmp_path / "in.csv", f'prompt\n"{long}"') == [Row(1, {"prompt": long})]

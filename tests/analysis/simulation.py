@@ -5,8 +5,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy.stats import norm, t as student
 
-from lm_polygraph_asmi.analysis import Interval
-
 
 def keys(clusters: int, size: int) -> list[str]:
     """`size` rows for each of the clusters, one after the other."""
@@ -40,11 +38,6 @@ def capitals(
             purses[number] *= 1 + sign * bet * excess / (worst * largest)
         after.append(sum(purses) / len(purses))
     return after
-
-
-def coverage(intervals: Iterable[Interval], truth: float) -> float:
-    """Share of intervals that hold the truth."""
-    return float(np.mean([not interval.excludes(truth) for interval in intervals]))
 
 
 def monte_carlo_error(share: float, simulations: int) -> float:

@@ -20,23 +20,16 @@ def test_draws_are_those_with_replacement_of_whole_clusters():
     assert chisquare(observed, 20_000 * multinomial.pmf(outcomes, 3, [1 / 3] * 3)).pvalue > 0.01
 
 
-def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
-    rows = keys(5, 2)
-    whole = np.concatenate([*Clustered(rows, resamples=23, seed=3).draws()])
+def test_draws_depend_neither_on_how_many_are_made_at_once_nor_on_those_before(monkeypatch):
+    """Statistics take fewer resamples, or more, than another that came before."""
+    whole = np.concatenate([*Clustered(keys(5, 2), resamples=60, seed=3).draws()])
     monkeypatch.setattr(clusters, "ROWS_AT_ONCE", 40)
     clusters._drawn.cache_clear()
-    parts = [*Clustered(rows, resamples=23, seed=3).draws()]
-    assert len(parts) == 6
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
-
-
-def test_draws_do_not_depend_on_what_was_drawn_before():
-    """One statistic takes fewer resamples than another that came before."""
-    first, more = (Clustered(keys(5, 2), seed=3) for _ in range(2))
-    for number in (60, 23):
-        drawn = np.concatenate([*more.draws(number)])
-        assert len(drawn) == number
-    np.testing.assert_array_equal(drawn, np.concatenate([*first.draws(23)]))
+    rows = Clustered(keys(5, 2), seed=3)
+    for number in (23, 60, 9):
+        parts = [*rows.draws(number)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole[:number])
+        assert len(parts) == -(-number // 4)
 
 
 def test_what_is_undefined_in_a_resample_is_left_out():
@@ -103,16 +96,6 @@ def test_wilson_against_its_definition(count, n):
             assert z == pytest.approx(norm.ppf(0.975))
     assert 0 <= found.low <= count / n <= found.high <= 1
     assert found.low < found.high
-
-
-@pytest.mark.parametrize("n", [1, 2, 7, 8])
-def test_medians_of_resamples_are_numpys(n):
-    rng = np.random.default_rng(n)
-    values = rng.integers(0, 4, n).astype(float)
-    counts = rng.multinomial(n, np.full(n, 1 / n), size=20)
-    counts[0] = 0
-    expected = [np.median(np.repeat(values, row)) if row.any() else np.nan for row in counts]
-    np.testing.assert_array_equal(clusters.Medians(values)(counts), expected)
 
 
 @pytest.mark.parametrize(

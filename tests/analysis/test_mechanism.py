@@ -3,6 +3,7 @@ from collections import Counter
 from itertools import chain
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lm_polygraph_asmi.analysis import Labelled, mechanism
@@ -31,18 +32,16 @@ def test_masking_response_is_over_tokens(answers, over_robust):
 
 
 @pytest.mark.parametrize("rate", [0, 0.4, 1])
-def test_error_separation_against_loops(rate):
+def test_error_separation_is_that_of_pandas(rate):
     """Without wrong or right answers their mean is undefined."""
     rng = np.random.default_rng(0)
     wrong = rng.random(40) < rate
     information = [rng.random(rng.integers(1, 6)) * (1 + w) for w in wrong]
     answers = Labelled(wrong, keys(20, 2), resamples=9)
     found = mechanism.error_separation(information, {"a": wrong}, answers)
-    tokens = {False: [np.nan] if rate == 1 else [], True: [] if rate else [np.nan]}
-    for answer, label in zip(information, wrong.tolist(), strict=True):
-        tokens[label].extend(answer.tolist())
-    expected = np.mean(tokens[False]), np.mean(tokens[True])
-    assert (found.right, found.wrong) == pytest.approx(expected, nan_ok=True)
+    tokens = pd.DataFrame({"mi": information, "wrong": wrong}).explode("mi").astype(float)
+    means = tokens.groupby("wrong")["mi"].mean().reindex([0, 1])
+    assert (found.right, found.wrong) == pytest.approx(tuple(means), nan_ok=True)
 
 
 def test_votes_against_a_loop():

@@ -8,6 +8,7 @@ from sklearn.metrics import roc_auc_score
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 
 from lm_polygraph_asmi.analysis import (
+    Clustered,
     Labelled,
     auroc,
     mcnemar,
@@ -48,17 +49,14 @@ def test_equal_quality_has_no_prr_whatever_its_rounding(value):
     assert normalised_prr(one_error, ~one_error) == pytest.approx(1)
 
 
-def test_standard_error_is_the_spread_over_new_data():
-    """Against what it estimates: the spread of PRR over independently drawn samples."""
-    rng = np.random.default_rng(2)
-
-    def found(resamples):
-        quality = rng.random(150)
-        answers = Labelled(quality=quality, clusters=["one"] * 150, resamples=resamples)
-        return prr_with_error(-quality + rng.normal(scale=0.5, size=150), answers)
-
-    spread = np.std([found(2).value for _ in range(200)])
-    assert np.mean([found(200).standard_error for _ in range(10)]) == pytest.approx(spread, rel=0.2)
+def test_standard_error_is_the_spread_over_resamples_of_rows():
+    """Of single rows, whatever their clusters."""
+    score, quality = np.round(UNCERTAINTY[:60], 1), QUALITY[:60]
+    draws = Clustered(range(60), resamples=50).draws()
+    samples = [np.repeat(np.arange(60), counts) for part in draws for counts in part]
+    expected = np.std([normalised_prr(score[rows], quality[rows]) for rows in samples], ddof=1)
+    answers = Labelled(quality=quality, clusters=["one"] * 60, resamples=50)
+    assert prr_with_error(score, answers).standard_error == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -118,8 +116,7 @@ def test_stability_of_seeds():
     quality = rng.random(50)
     scores = -quality + rng.normal(scale=0.3, size=(5, 50))
     prr = [normalised_prr(row, quality) for row in scores]
-    ranks = scores.argsort(1).argsort(1)
-    pairs = [np.corrcoef(ranks[i], ranks[j])[0, 1] for i in range(5) for j in range(i)]
+    pairs = np.corrcoef(scores.argsort(1).argsort(1))[np.tril_indices(5, -1)]
     expected = np.mean(prr), np.std(prr, ddof=1), min(prr), max(prr), np.mean(pairs)
     assert seed_stability(scores, quality) == pytest.approx(expected)
 

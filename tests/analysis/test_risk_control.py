@@ -12,14 +12,13 @@ from simulate_guarantee import (
     STARTS,
     Case,
     baselines,
-    labels_used,
     line,
     monitor_line,
     one_set,
     search_line,
 )
 
-from lm_polygraph_asmi.analysis import Labelled, clusters, risk_control, wilson_interval
+from lm_polygraph_asmi.analysis import Labelled, clusters, risk_control
 from lm_polygraph_asmi.analysis.risk_control import (
     BETS,
     choosing_rows,
@@ -67,52 +66,10 @@ def test_ranks_are_where_one_more_error_is_allowed(n, risk, level):
     assert ranks_to_test(n, risk, level, 0.3).tolist() == sorted({*expected, n})
 
 
-@pytest.mark.parametrize("source", ["labelled", "unlabelled"])
-def test_the_probability_of_a_violation_by_enumeration(source):
-    """14 labels, five scores, of which the last two break the risk: all samples of small numbers.
-
-    Each answer has its score and label; the sum is over all counts of the six kinds of answers."""
-    n, risk, level = 14, 0.3, 0.2
-    kinds = [(0.0, 0, 0.30), (0.0, 1, 0.10), (1.0, 0, 0.24), (1.0, 1, 0.12), (2.0, 0, 0.10),
-             (2.0, 1, 0.14)]  # score, wrong, probability; the risk is .25, .29 and .36  # fmt: skip
-    violated = given = total = 0.0
-    for counts in product(range(n + 1), repeat=5):
-        if sum(counts) > n:
-            continue
-        counts = (*counts, n - sum(counts))
-        chance = math.factorial(n) * math.prod(
-            kind[2] ** c / math.factorial(c) for kind, c in zip(kinds, counts, strict=True)
-        )
-        threshold = last_passed(counts, tuple(kinds), n, risk, level, source)
-        total += chance
-        violated += chance * (threshold == 2.0)
-        given += chance * (threshold is not None)
-    assert total == pytest.approx(1)
-    assert 0.01 < violated <= level
-    assert given > violated
-
-
-def last_passed(counts, kinds, n, risk, level, source):
-    """The threshold, by the counts of each kind; the coverages of an endless unlabelled sample."""
-    scores = [kind[0] for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
-    shares = {0.0: 0.4, 1.0: 0.76, 2.0: 1.0}
-    passed = None
-    for rank in ranks_to_test(n, risk, level, 0.3):
-        if source == "labelled":
-            limit = sorted(scores)[rank - 1]
-        else:
-            limit = min(score for score, share in shares.items() if share >= rank / n)
-        kept = [(k, c) for k, c in zip(kinds, counts, strict=True) if k[0] <= limit]
-        size, errors = sum(c for _, c in kept), sum(c for k, c in kept if k[1])
-        if binomial(size, errors, risk) > level:
-            break
-        passed = limit
-    return passed
-
-
 @pytest.mark.parametrize("unlabelled", [False, True])
 @pytest.mark.parametrize(("n", "size"), [(150, 1), (600, 1), (100, 3), (200, 3), (260, 3)])
 def test_sequence_is_that_of_plain_loops(n, size, unlabelled):
+    assert len({seed_of(answers(seed, n, size)[0]) for seed in range(3)}) == 3  # other draws each
     for seed in range(3):
         score, wrong, names = answers(seed, n, size)
         others = answers(seed + 50, 1000, 1)[0] if unlabelled else None
@@ -172,16 +129,18 @@ def kept_and_tested(scores, labels, risk, level):
 
 @pytest.mark.parametrize(("n", "digits"), [(60, 9), (60, 0), (320, 9), (320, 1)])
 def test_labels_in_order_are_those_of_plain_loops(n, digits):
-    """Some labels are missing anywhere, and scores of few digits have ties."""
+    """All are given, or some are missing anywhere; scores of few digits have ties."""
     cut = 0
     for seed in range(8):
         score, wrong, _ = answers(seed, n, 1)
         score, rng = np.round(score, digits), np.random.default_rng(seed)
         gone = (score > np.quantile(score, rng.random())) | (rng.random(n) < 0.02)
+        gone &= seed > 0
         labels = [None if no else int(label) for no, label in zip(gone, wrong, strict=True)]
         rule, to_label, spare = ordered_threshold(score, labels, 0.4, 0.8)
         accepted, rows, may = kept_and_tested(score.tolist(), labels, 0.4, 0.2)
         assert (rule.coverage, rule.labels) == (accepted / n, n - labels.count(None))
+        assert (rule.threshold is None, rule.base_rate) == (not accepted, None)
         assert (sorted(to_label), spare) == (sorted(rows), may)
         assert (np.diff(score[to_label]) >= 0).all()
         seen = [labels[i] for i in score.argsort(kind="stable")[:accepted] if labels[i] is not None]
@@ -190,29 +149,14 @@ def test_labels_in_order_are_those_of_plain_loops(n, digits):
     assert cut
 
 
-@pytest.mark.parametrize("n", [90, 400])
-def test_labels_from_the_surest_on_give_what_all_labels_give(n):
-    """As a person does it: label what is asked for, until nothing is; nothing more would help."""
-    for seed in range(4):
-        score, wrong, names = answers(seed, n, 1)
-        labels, every = np.full(n, np.nan), risk_threshold(score, Labelled(wrong, names), 0.3, 0.9)
-        rule, rows, _ = ordered_threshold(score, labels, 0.3, 0.9)
-        assert (rule.threshold, rule.labels, rule.base_rate) == (None, 0, None)
-        while len(rows):
-            labels[rows] = wrong[rows]
-            rule, rows, _ = ordered_threshold(score, labels, 0.3, 0.9)
-        assert (rule.threshold, rule.coverage) == (every.threshold, every.coverage)
-        assert rule.labels <= labels_used(Case("steep", n, 1, 0.3, 0.9), score, wrong) < 0.8 * n
-
-
 @pytest.mark.parametrize("gone", [(), (2,), (0, 5)])
 def test_the_probability_of_a_violation_in_order_by_enumeration(gone):
-    """9 answers by rank, some skipped: a look after every label, stopped when it suits.
+    """8 answers by rank, some skipped: a look after every label, stopped when it suits.
 
     The risk up to each rank is .3 to the fifth, and above it from the sixth on: who accepts more
     than five at any look has broken the guarantee."""
-    n, risk, level = 9, 0.3, 0.4
-    chances = np.array([0.3] * 5 + [0.31] * 4)
+    n, risk, level = 8, 0.3, 0.4
+    chances = np.array([0.3] * 5 + [0.31] * 3)
     total = violated = given = 0.0
     for labels in product((0, 1), repeat=n):
         chance = float(np.prod(np.where(labels, chances, 1 - chances)))
@@ -235,20 +179,10 @@ def in_order(labels, risk, level):
     return round(rule.coverage * len(labels))
 
 
-def test_few_labels_in_order():
-    """Too few, all of one score, and of clusters that may be larger later."""
-    rule, to_label, *_ = ordered_threshold([1, 2, 3], [0, None, None], 0.2, 0.9)
-    assert (to_label.tolist(), rule.threshold) == ([], None)
-    assert "at least 11 answers, one per cluster, must test the threshold; 3 do." in rule.limits
-    rule, to_label, *_ = ordered_threshold([5.0] * 30, [0] * 20 + [None] * 10, 0.2, 0.95, largest=4)
-    assert to_label.tolist() == list(range(20, 30))
-    assert rule.promise.endswith("if no cluster has more than 4 answers")
-
-
 @pytest.mark.parametrize("largest", [None, 5])
 def test_every_answer_has_the_same_chance_to_be_kept(largest):
     codes = np.array([1, 1, 0, 1, 2, 2, 3, 3, 3])
-    draws, counts, together = 20_000, np.zeros(9), 0
+    draws, counts, together = 2000, np.zeros(9), 0
     for seed in range(draws):
         rows = thinned_rows(codes, largest, seed)
         assert (len(set(codes[rows])), rows.tolist()) == (len(rows), sorted(rows))
@@ -274,84 +208,39 @@ def test_no_order_of_rows_decides_who_tests(size):
     assert found[0][0].threshold is not None
 
 
-def test_keys_that_sort_by_size_do_not_choose_who_tests(monkeypatch):
-    """Small clusters are always wrong, the scores say nothing, and the risk is just above .2.
-
-    With one seed over the numbers of clusters, hardly any small one tested: 24 % were violated."""
-    monkeypatch.setattr(clusters, "identity", cache(clusters.identity))
-    sets, violated = 400, 0
-    for seed in range(sets):
-        rng = np.random.default_rng(seed)
-        sizes = np.sort(rng.choice([1, 6], 112))
-        codes = np.repeat(np.arange(112), sizes)
-        wrong = rng.random(len(codes)) < np.where(sizes[codes] == 1, 1, 0.07)
-        names = [f"{code:03}" for code in codes]
-        rule = risk_threshold(rng.random(len(codes)), Labelled(wrong, names), 0.2, 0.9)
-        violated += rule.threshold is not None
-    assert wilson_interval(violated, sets).low <= 0.1 < 10 * violated / sets
-
-
-def test_a_larger_cluster_named_beforehand_costs_labels():
-    score, wrong, names = answers(0, 300, 2)
-    known = Labelled(wrong, names)
-    own, named, larger, vast = (
-        risk_threshold(score, known, 0.3, 0.9, largest=most) for most in (None, 2, 4, 10**6)
-    )
-    assert (own, own.tested, larger.largest, vast.threshold) == (named, 300, 4, None)
-    assert 110 < larger.tested < 190
-    assert f"must test the threshold; {vast.tested} do." in vast.limits
-
-
-def test_a_share_that_chose_does_not_test():
-    """The threshold is that of the other answers alone."""
-    score, wrong, names = answers(0, 200, 1)
-    rows, known = choosing_rows(np.arange(200), 0, 0.2), Labelled(wrong, names)
-    found = risk_threshold(score, known, 0.3, 0.9, choosing=rows)
-    alone = risk_threshold(score[~rows], known.take(~rows), 0.3, 0.9)
-    assert (found.share, found.threshold) == (0.2, alone.threshold)
-    assert found.threshold is not None
-
-
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
-def test_the_baseline_is_mapies():
+@pytest.mark.parametrize("seed", range(2))
+def test_the_baseline_is_mapies(seed):
     from mapie.risk_control import BinaryClassificationController
     from mapie.risk_control.fwer_control import FWERFixedSequenceTesting, control_fwer
 
-    compared = 0
-    for seed in range(2):
-        score, wrong, _ = answers(seed, 1000, 1)
-        order = np.argsort(score)
-        grid = score[order][np.ceil(COVERAGES * 1000).astype(int) - 1]
-        theirs = BinaryClassificationController(
-            lambda x: np.column_stack([x, -x]), risk="precision", target_level=0.8,
-            confidence_level=0.9, list_predict_params=-grid, fwer_method="bonferroni_holm",
-        )  # fmt: skip
-        theirs.calibrate(score, ~wrong)
-        most = max((np.sum(-score >= limit) for limit in theirs.valid_predict_params), default=0)
-        ours = baselines(Case("steep", 1000, 1, 0.2, 0.9), score[order], wrong[order])
-        assert ours["MAPIE"] == most
-        ranks = np.ceil(COVERAGES * 1000).astype(int)
-        tests = [binomial(rank, int(wrong[order][:rank].sum()), 0.2) for rank in ranks.tolist()]
-        started = control_fwer(np.array(tests), 0.1, FWERFixedSequenceTesting(STARTS))
-        assert ours["multi-start"] == max(ranks[started], default=0)
-        compared += most > 0
-    assert compared
+    score, wrong, _ = answers(seed, 1000, 1)
+    order, ranks = np.argsort(score), np.ceil(COVERAGES * 1000).astype(int)
+    theirs = BinaryClassificationController(
+        lambda x: np.column_stack([x, -x]), risk="precision", target_level=0.8,
+        confidence_level=0.9, list_predict_params=-score[order][ranks - 1],
+        fwer_method="bonferroni_holm",
+    )  # fmt: skip
+    theirs.calibrate(score, ~wrong)
+    ours = baselines(Case("steep", 1000, 1, 0.2, 0.9), score[order], wrong[order])
+    assert ours["MAPIE"] == max(np.sum(-score >= limit) for limit in theirs.valid_predict_params)
+    tests = [binomial(rank, int(wrong[order][:rank].sum()), 0.2) for rank in ranks.tolist()]
+    started = control_fwer(np.array(tests), 0.1, FWERFixedSequenceTesting(STARTS))
+    assert ours["multi-start"] == max(ranks[started])
 
 
 SIMULATED = [
     Case("normal", 30, 5, 0.3, 0.9), Case("ties of five values", 100, 1, 0.2, 0.9),
-    Case("not monotone", 100, 1, 0.2, 0.9), Case("teeth", 100, 1, 0.2, 0.9),
-    Case("useless", 60, 1, 0.29, 0.9), Case("normal", 100, 1, 0.25, 0.9),
-    Case("uneven", 60, 1, 0.15, 0.9),
+    Case("not monotone", 100, 1, 0.2, 0.9), Case("uneven", 60, 1, 0.15, 0.9),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SIMULATED)
 def test_the_guarantee_holds_in_a_small_simulation(case, monkeypatch):
     monkeypatch.setattr(clusters, "identity", cache(clusters.identity))  # half of the time
-    sets, allowed = 100, 1 - case.confidence
+    sets, allowed = 60, 1 - case.confidence
     results = [one_set(case, seed) for seed in range(sets)]
-    for way in {"named", "unlabelled", "ordered", "thinned", "bets", "best"} & results[0].keys():
+    for way in {"named", "unlabelled", "ordered", "thinned", "bets"} & results[0].keys():
         violated = np.mean([result[way][0] for result in results])
         assert violated <= allowed + 3 * monte_carlo_error(allowed, sets), way
 
@@ -373,8 +262,7 @@ def test_answers_that_are_all_right_or_wrong_or_alike(n, size):
     assert right.threshold in score
     assert right.coverage == np.mean(score <= right.threshold) > 0.9
     assert (right.error_rate, right.unavoidable, right.limits) == (0, 0, "")
-    nothing = wrong.threshold, wrong.error_rate, wrong.coverage, wrong.unavoidable
-    assert nothing == (None, None, 0, 1)
+    assert (wrong.threshold, wrong.error_rate, wrong.coverage) == (None, None, 0)
     for risk, threshold in ((0.1, None), (0.7, 0.5)):
         alike = risk_threshold(np.full(n, 0.5), Labelled(half, names), risk, 0.95)
         assert alike.threshold == threshold
@@ -392,18 +280,6 @@ def test_the_least_number_of_labels(size, risk, confidence):
             found = risk_threshold(zeros, Labelled(zeros, names), risk, confidence)
             assert (found.threshold is not None) == attainable
             assert (f"Even without an error, at least {least} " in found.limits) != attainable
-
-
-def test_what_is_unavoidable():
-    """A score that tells right from wrong gets near it, and never beyond."""
-    score, wrong, names = answers(1, 2000, 1)
-    known, unavoidable = Labelled(wrong, names), (wrong.mean() - 0.2) / 0.8
-    found, perfect = (
-        risk_threshold(column, known, 0.2, 0.9) for column in (score, wrong + 0.1 * score)
-    )
-    assert found.unavoidable == pytest.approx(unavoidable)
-    assert f"reject at least {math.ceil(100 * unavoidable)}%." in found.limits
-    assert found.coverage < perfect.coverage <= 1 - unavoidable
 
 
 def test_the_tables_of_the_page():

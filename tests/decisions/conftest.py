@@ -1,10 +1,10 @@
 """The tiny model and its tokenizer, as for scores; labelled rows and a calibration on them."""
 
-import csv
 import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -48,17 +48,12 @@ def table(path, rows):
     """The rows in the form of the suffix."""
     if path.suffix == ".jsonl":
         return write(path, rows)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        written = csv.DictWriter(file, rows[0])
-        written.writeheader()
-        written.writerows(rows)
+    pd.DataFrame(rows, dtype=object).to_csv(path, index=False)
     return path
 
 
 def run(*arguments):
-    found = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    if not isinstance(found.exception, SystemExit | None):
-        raise found.exception
+    found = CliRunner().invoke(main, list(map(str, arguments)), catch_exceptions=False)
     return found.exit_code, " ".join(found.output.split())
 
 

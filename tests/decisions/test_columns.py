@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis import Labelled
-from lm_polygraph_asmi.decisions import Calibration, Decision, calibrate_rows, risk_threshold
+from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, risk_threshold
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.sheet import key_of
 from lm_polygraph_asmi.tables import read_table
@@ -62,7 +62,6 @@ def test_from_a_table_of_scores_to_the_monitor(tmp_path, suffix, column, left_ou
     taken = [row["unsure"] <= expected.threshold for row in later]
     lines, labels = ([row.content for row in read_table(path)] for path in (decided, sheet))
     assert [(line["accept"], line["text"]) for line in lines] == [(one, "kept") for one in taken]
-    assert all(line["digest"] == Decision.digest(line) for line in lines)
     given = [row["correct"] if one else "" for one, row in zip(taken, later, strict=True)]
     both = zip(labels, given, strict=True)
     table(sheet, [label | {"correct": correct} for label, correct in both][::-1])

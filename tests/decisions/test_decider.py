@@ -93,7 +93,7 @@ def test_the_same_weights_by_another_name(model, chat, scorer, scored, calibrati
     renamed = copy.deepcopy(model)
     renamed.config.name_or_path = "prod-llm"
     other = Scorer(renamed, tokenizer=chat, **SETTINGS)
-    mixed = [*scored[:38], *lines_of(other, labelled()[38:])]
+    mixed = [*scored[:-2], *lines_of(other, labelled()[-2:])]
     assert calibrate_rows(mixed, **ASKED).guarantee == calibration.guarantee
     first, decider = (Decider(one, limited(calibration, 1e9, "msp")) for one in (scorer, other))
     assert decider.decide(PROMPT, " Brask").accept is True
@@ -103,7 +103,7 @@ def test_the_same_weights_by_another_name(model, chat, scorer, scored, calibrati
     with torch.no_grad():
         renamed.lm_head.weight[0] += 1  # behind the decider's back
     assert "weights or their precision differ" in decider.decide(PROMPT, " Brask").reason
-    rows = [*scored[:38], *lines_of(other, labelled()[38:])]
+    rows = [*scored[:-2], *lines_of(other, labelled()[-2:])]
     refused(
         (partial(score_file, other, source, tmp_path / "scores.jsonl"), "'prod-llm' here"),
         (partial(score_file, decider, source, tmp_path / "decisions.jsonl"), "'prod-llm' here"),

@@ -20,7 +20,7 @@ def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below ask
     """A model in a folder; scored rows of labels, an empty answer and one without a label."""
     place = tmp_path_factory.mktemp("flow")
     tiny_lm.save(place / "model")
-    rows = [*labelled(60), {"prompt": PROMPT, "answer": "", "correct": True, "cluster": "blank"}]
+    rows = [*labelled(30), {"prompt": PROMPT, "answer": "", "correct": True, "cluster": "blank"}]
     write(place / "rows.jsonl", [*rows, {"prompt": "Where?", "answer": " x", "cluster": "none"}])
     files = ("--out", place / "answers.jsonl", "--sheet", place / "labels.csv")
     done("score", place / "rows.jsonl", "--model", place / "model", *files,
@@ -43,18 +43,19 @@ def calibrated(folder):
 def test_from_scores_to_the_monitor(folder, calibrated, tmp_path):
     """Questions are new but the first, which was labelled; another folder has the same weights."""
     found = Calibration.load(calibrated)
-    assert (found.n, found.name, found.model) == (60, "answers.jsonl", str(folder / "model"))
+    assert (found.n, found.name, found.model) == (30, "answers.jsonl", str(folder / "model"))
     assert (found.config.scope, found.config.stop) == ("response", ("\n",))
     new = [{"prompt": f"Later {i}: {PROMPT}", "answer": " Brask", "id": f"n{i}"} for i in range(25)]
     new[20]["answer"] = f" {' '.join(WORDS)}" * 3
     write(tmp_path / "new.jsonl", [labelled(1)[0] | {"correct": None, "cluster": None}, *new])
     out, sheet = tmp_path / "decided.jsonl", tmp_path / "sheet.csv"
     model = shutil.copytree(folder / "model", tmp_path / "model")
-    words = ("decide", tmp_path / "new.jsonl", "--model", model, "--calibration", calibrated)
-    said = done(*words, "--out", tmp_path / "other.jsonl", "--attention", "eager")
+    words = ("decide", "--model", model, "--calibration", calibrated)
+    one = (write(tmp_path / "one.jsonl", new[:1]), "--out", tmp_path / "other.jsonl")
+    said = done(*words, *one, "--attention", "eager")
     assert "Warning: No decision: " in said
     assert "'sdpa' there, 'eager' here" in said
-    said = done(*words, "--out", out, "--sheet", sheet)
+    said = done(*words, tmp_path / "new.jsonl", "--out", out, "--sheet", sheet)
     assert ("n18 " in said, "n19 " in said) == (True, False)  # the file has all
     assert re.search(r"26 scored, .*\d+ accept, \d+ abstain, [\d.]+ rows per second\.", said), said
     table = pd.read_csv(sheet, dtype=str, keep_default_na=False)
@@ -74,24 +75,16 @@ def test_from_scores_to_the_monitor(folder, calibrated, tmp_path):
     assert f"Left out {sum(accepted) - sum(accepted[1:5])} accepted answers without" in said
 
 
-def test_labels_of_a_sheet_take_the_place_of_those_of_the_rows(folder, calibrated, tmp_path):
-    """In any order; these are the opposite."""
+def test_labels_of_a_sheet_and_the_model_that_the_rows_name(folder, calibrated, tmp_path):
+    """Labels in any order, here the opposite of those of the rows; changed weights are refused."""
     table = pd.read_csv(folder / "labels.csv", dtype=str, keep_default_na=False)
     flipped = table["correct"].map({"True": "false", "False": "WAHR", "": ""})
     table.assign(correct=flipped)[::-1].to_csv(tmp_path / "labels.csv", index=False, sep="\t")
     words = ("--risk", 0.9, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "c.json")
-    done("calibrate", folder / "answers.jsonl", *words)
+    said = done("calibrate", folder / "answers.jsonl", *words, "--signal", "learned")
     found, other = Calibration.load(tmp_path / "c.json"), Calibration.load(calibrated)
     assert (found.n, found.errors) == (other.n, other.n - other.errors)
-    assert found.question_digests == other.question_digests
-
-
-def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
-    """That which the rows name; changed weights are refused."""
-    words = ("--risk", 0.9, "--signal", "learned", "--out", tmp_path / "c.json")
-    said = done("calibrate", folder / "answers.jsonl", *words)
-    found = Calibration.load(tmp_path / "c.json")
-    assert found.learning in said
+    assert (found.question_digests, found.learning in said) == (other.question_digests, True)
     changed = AutoModelForCausalLM.from_pretrained(folder / "model")
     with torch.no_grad():
         changed.lm_head.weight[0, 0] += 1

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.sparse.csgraph import connected_components
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions.labels import clusters_of, digest_of_texts, is_wrong, labels_of
@@ -65,13 +66,9 @@ def test_labels():
 
 def same(rows):
     """Rows (question, cluster) that share one of both, and so on: number of the first such row."""
-    groups = list(range(len(rows)))
-    for _ in rows:
-        for i, one in enumerate(rows):
-            for j, other in enumerate(rows):
-                if one[0] == other[0] or one[1] == other[1]:
-                    groups[i] = groups[j] = min(groups[i], groups[j])
-    return groups
+    pairs = np.array(rows)
+    groups = connected_components((pairs[:, None] == pairs).any(2))[1].tolist()
+    return [groups.index(group) for group in groups]
 
 
 @pytest.mark.parametrize("seed", range(40))

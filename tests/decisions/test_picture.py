@@ -119,22 +119,8 @@ def test_the_page_has_the_numbers_of_the_labels():
         "Error rate among accepted labels": f"{kept.mean():.0%}",
     }  # fmt: skip
     assert f"<h1>Guarantee: {rule.promise}.</h1>" in page
+    assert "fewer than 50 clusters" not in text
     assert "at 90% confidence. They are computed from all 150 answers." in text
-
-
-def test_without_a_threshold_and_before_the_first_label():
-    """The second is of answers in order, whose only label is of a row that was left out."""
-    nothing, some = calibrated(40, shift=0.0), calibrated(150)
-    rule = replace(some.guarantee, threshold=None, error_rate=None, coverage=0.0, labels=0)
-    unknown = some.sample._replace(wrong=np.full(150, np.nan))
-    first = replace(some, sample=unknown, guarantee=rule, n=0, errors=0)
-    for found, mark, labels in (
-        (nothing, "failed", "40"), (first, "next", "0 of 150 answers, from the surest on")
-    ):  # fmt: skip
-        drawn, cells, text = marks(page_of(found))
-        assert {"next", "passed", "failed", "limit"} & {*drawn} == {mark}
-        said = cells["Accepted"], cells["Labels"], "fewer than 50 clusters" in text
-        assert said == ("nothing", labels, found is nothing)
 
 
 def test_nothing_is_loaded_and_names_are_text():
@@ -146,26 +132,31 @@ def test_nothing_is_loaded_and_names_are_text():
 
 
 @pytest.mark.parametrize(
-    ("labelled", "skipped", "outcomes"),
-    [(38, (), {"passed", "failed"}), (20, (), {"passed", "open"}), (4, (1,), {"open"})],
-)
-def test_labels_from_the_surest_on(scored, tmp_path, labelled, skipped, outcomes):
+    ("labelled", "right", "skipped", "outcomes"),
+    [
+        (38, 30, (), {"passed", "failed"}), (20, 30, (), {"passed", "open"}),
+        (4, 30, (1,), {"open"}), (0, 0, (), {"open"}), (38, 0, (), {"failed"}),
+    ],
+)  # fmt: skip
+def test_labels_from_the_surest_on(scored, tmp_path, labelled, right, skipped, outcomes):
     """The next test is marked, of as many labels as are told."""
     scores, sheet, page = (tmp_path / name for name in ("s.jsonl", "labels.csv", "page.html"))
     write(scores, [row | {"correct": None} for row in scored])
     assert write_ordered_sheet(scores, sheet, "msp")[0] == 38
     rows = [row.content for row in read_table(sheet)]
     for rank, row in enumerate(rows[:labelled]):
-        row["correct"] = "" if rank in skipped else rank % 6 != 5 and rank < 30
+        row["correct"] = "" if rank in skipped else rank % 6 != 5 and rank < right
     table(sheet, rows)
     asked = ("--risk", 0.4, "--confidence", 0.8, "--out", tmp_path / "c.json", "--html", page)
     assert done("calibrate", scores, "--labels", sheet, *asked).endswith(f"Page: {page}")
     drawn, cells, text = marks(html := page.read_text("utf-8"))
     assert {k for k in ("passed", "failed") if k in drawn} == outcomes - {"open"}
+    assert ("limit" in drawn, cells["Accepted"] != "nothing") == ("passed" in outcomes,) * 2
     assert drawn.get("next", 0) == ("open" in outcomes) == ("Next test: label" in text)
     given = labelled - len(skipped)
     assert cells["Labels"] == f"{given} of 38 answers, from the surest on"
     assert sum(len(drawn_at(html, name)) for name in ("right", "wrong")) == given
+    assert "fewer than 50 clusters" in text
 
 
 def test_of_a_run_and_not_of_a_loaded_one(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from lm_polygraph_asmi.analysis import Labelled
-from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, risk_threshold
+from lm_polygraph_asmi.decisions import calibrate_rows, risk_threshold
 from lm_polygraph_asmi.decisions.fit import CalibrationOptions, fit, rank_signals
 from lm_polygraph_asmi.decisions.rows import saved_answers
 from lm_polygraph_asmi.host import smollm2
@@ -69,16 +69,6 @@ def test_rows_without_a_label_or_an_answer_are_left_out(scored, scorer):
         (partial(calibrate_rows, blanks, **ASKED), "2 rows, all empty"),
         (partial(calibrate_rows, some, unlabelled=scored[5:], **ASKED), "questions"),
     )
-
-
-def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):
-    rows = [line | {"correct": True, "cluster": i} for i, line in enumerate(scored[:40:2])]
-    found = calibrate_rows(rows, 0.3, resamples=50)
-    guarantee = found.guarantee  # 16 tested: .7 to the power of 16 is below .05
-    assert (guarantee.coverage, guarantee.error_rate, "nan" in str(found)) == (1, 0, False)
-    assert guarantee.threshold == max(line["signals"][found.signal] for line in rows)
-    found.save(tmp_path / "c.json")
-    assert Calibration.load(tmp_path / "c.json").guarantee == guarantee
 
 
 def test_labels_of_the_surest_are_not_random(scored):
@@ -223,12 +213,3 @@ def test_signals_are_ranked_and_the_best_accepts_most():
     assert fit({"asmi": NOISE, "sem": WRONG}, ANSWERS, OPTIONS, **ABOUT).signal == "sem"
     equal = {"msp": 1.0 * WRONG, "entropy": 2.0 * WRONG, "sem": 1.0 * WRONG}
     assert fit(equal, ANSWERS, OPTIONS, **ABOUT).signal == "msp"
-
-
-def test_what_is_needed_of_several_signals():
-    few = Labelled(WRONG[:9], keys(9, 1), resamples=50)
-    columns = {name: column[:9] for name, column in COLUMNS.items()}
-    found = fit(columns, few, CalibrationOptions(0.2, 0.9), **ABOUT).guarantee
-    assert (
-        "at least 14 answers, one per cluster, must test the threshold; 9 do." in found.limits
-    )  # .8**14 < .05

@@ -13,7 +13,7 @@ from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions import calibrate_rows, calibrate_run, risk_threshold
 from lm_polygraph_asmi.decisions.calibration import USUAL_SAMPLING
-from lm_polygraph_asmi.decisions.run import SAMPLING, _scored_group, settings_of
+from lm_polygraph_asmi.decisions.run import SAMPLING
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.inputs import as_chat
 from lm_polygraph_asmi.results.manifest import model_of
@@ -154,7 +154,7 @@ def test_what_a_run_gives(planted, tmp_path, variant):
 def test_a_run_of_chats(tmp_path, instruct):
     """LM-Polygraph's `instruct` stands at the top of a config, and has no system message."""
     about = runs.manifest(60) | {"config": {"instruct": instruct, "model": {}}}
-    found = settings_of(*_scored_group(runs.save(tmp_path / "run", about=about), None, {}))
+    found = calibrate_run(runs.save(tmp_path / "run", about=about), 0.3, resamples=20).settings
     expected = {"system": None} | prompt_format(as_chat("Who?") if instruct else "Who?")
     assert {name: found.get(name) for name in ("prompt_format", "system")} == expected
 

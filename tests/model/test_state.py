@@ -86,13 +86,13 @@ def test_hooks_and_weights_exchanged_are_others(kind):
 
 def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path):
     """They have no version counter that would tell."""
-    engine = Engine(num_masks=4, mask_rate=0.4, store=ResultCache(tmp_path))
-    found = []
+    engine, found = Engine(num_masks=4, mask_rate=0.4, store=ResultCache(tmp_path)), []
     with torch.inference_mode():
         model = tiny_model("gpt2")
-        for factor in (1, 1, 0.5):
+    for factor in (1, 1, 0.5):
+        with torch.inference_mode():
             model.transformer.ln_f.weight.mul_(factor)
-            found += engine.score(model, IDS[:9], [5, 6])
+        found += engine.score(model, IDS[:9], [5, 6])
     first, again, other = (statistics.log_likelihood.tolist() for statistics in found)
     assert first == again != other
 

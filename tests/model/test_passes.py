@@ -3,11 +3,8 @@
 What they compute is compared with full passes, family by family, in test_on_device.py.
 """
 
-from functools import partial
-
 import pytest
 import torch
-from torch import nn
 
 from lm_polygraph_asmi.config import SCOPES
 from tests.families import (
@@ -55,21 +52,13 @@ def test_hooks_of_others_are_part_of_the_model(scope, steer):
 
 def test_modules_compiled_in_place_are_run_as_written():
     """A compiled layer would go on as it was, whatever masks its heads."""
-    model, ran = tiny_model("llama"), []
-
-    def backend(graph, _):
-        return lambda *given: ran.append(1) or graph(*given)
-
+    model = tiny_model("llama")
     expected = subnetwork_log_probs(model, IDS, PROMPT, 2, masks())
     compiled = model.model.layers[2:]
-    for layer in compiled:
-        layer.compile(backend=backend)
+    calls = [layer.compile(backend="eager") or layer._compiled_call_impl for layer in compiled]
     model(input_ids=IDS[None])
-    assert ran
-    ran.clear()
     assert torch.equal(subnetwork_log_probs(model, IDS, PROMPT, 2, masks()), expected)
-    assert not ran
-    assert all(layer._compiled_call_impl is not None for layer in compiled)
+    assert [layer._compiled_call_impl for layer in compiled] == calls
 
 
 @pytest.mark.parametrize(
@@ -92,24 +81,3 @@ def test_refusals(llama, given, said):
     usual = {"input_ids": IDS, "prompt_length": PROMPT, "layer": 2, "masks": masks()}
     with pytest.raises(ValueError, match=said):
         subnetwork_log_probs(llama, **usual | given)
-
-
-def not_finite(value, model):
-    nn.init.constant_(model.model.embed_tokens.weight, value)
-
-
-def late_nan(model):
-    """With one text, not with that of the first short pass."""
-    model.model.layers[3].register_forward_hook(
-        lambda *call: call[-1] * (float("nan") if call[-1].shape[1] == 16 else 1)
-    )
-
-
-@pytest.mark.parametrize(
-    "spoil", [partial(not_finite, float("nan")), partial(not_finite, float("inf")), late_nan]
-)
-def test_logits_that_are_no_distribution_are_refused(spoil):
-    model = tiny_model("llama")
-    spoil(model)
-    with pytest.raises(FloatingPointError, match=r"LlamaForCausalLM.* check its weights"):
-        subnetwork_log_probs(model, IDS, PROMPT, 2, masks())

@@ -60,41 +60,22 @@ def test_criticality_is_the_definition():
     np.testing.assert_allclose(found, [slow_concentration(p) for p in slow_criticality(kl, masks)])
 
 
-def lands_on_all(kl, masks):
-    """A divergence that in some draws lands on a mask which keeps all."""
-    kl[:, 1], masks[0, 0] = 0, False
-    kl[0, 1] = 9
-    return kl[:, :2], masks
-
-
-def no_differences(kl, masks):
-    kl[:, 0], kl[:, 2] = 0, 0.1
-    return kl, masks
-
-
-def all_negative(kl, masks):
-    """One huge divergence on a mask that keeps all heads makes every head negative."""
-    kl[:, 0], masks[0] = 0, True
-    kl[0, 0] = 9
-    return kl, masks
-
-
-def one_head(kl, masks):
-    """It has all there is, in every draw: the null does not vary."""
-    return kl[:, 1:2], masks[:, :1]
-
-
-def no_tokens(kl, masks):
-    return kl[:, :0], masks
-
-
 @pytest.mark.parametrize(
-    ("change", "undefined"),
-    [(lands_on_all, []), (no_differences, [0, 2]), (all_negative, [0]), (one_head, [0]),
-     (no_tokens, [])],
-)  # fmt: skip
-def test_the_null_is_the_definition(change, undefined):
-    kl, masks = change(*drawn())
+    ("tokens", "heads", "undefined"),
+    [
+        (slice(T), slice(H), [0, 2, 3]),
+        (slice(1, 2), slice(1), [0]),  # it has all there is, in every draw: no null that varies
+        (slice(0), slice(H), []),
+    ],
+)
+def test_the_null_is_the_definition(tokens, heads, undefined):
+    """Of a huge divergence on a mask that keeps all heads, which makes every head negative; of one
+    that lands there in some draws; of tokens without differences; and of an ordinary one."""
+    kl, masks = drawn()
+    masks[0], masks[1, 0] = True, False
+    kl[:, :3], kl[:, 3] = 0, 0.1
+    kl[0, 0] = kl[1, 1] = 9
+    kl, masks = kl[:, tokens], masks[:, heads]
     found = permutation_null(kl, masks, shuffles=30, seed=3)
     np.testing.assert_allclose(found, slow_null(kl, masks, 30, 3))
     assert np.flatnonzero(np.isnan(found.z)).tolist() == undefined

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.core import algorithm
-from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.model import (
     attention_of,
     check,
@@ -368,20 +366,6 @@ def test_final_states_are_compared_with_caches_and_without_and_with_each_attenti
         for _ in range(2):
             score(model, drawn=torch.ones(3, 4), **how)
             assert compared.call_count == number
-
-
-def test_what_a_changed_model_computed_is_not_stored(monkeypatch):
-    engine = Engine(num_masks=6, mask_rate=0.4, store=Mock(get=lambda _: None))
-    model, run = tiny_model("llama"), algorithm.token_statistics
-
-    def change_model(*given):
-        model.lm_head.weight[0] += 1
-        return run(*given)
-
-    monkeypatch.setattr(algorithm, "token_statistics", change_model)
-    with pytest.raises(ValueError, match="was changed while it was scored"):
-        engine.score(model, sequence(11), [3, 4])
-    assert not engine.store.put.called
 
 
 def blind_attention(_module, query, key, value, mask, scaling=None, **_):

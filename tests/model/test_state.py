@@ -41,14 +41,13 @@ def exchanged(model: nn.Module) -> None:
         (exchanged, False, 1e-2),
     ],
 )  # fmt: skip
-def test_a_changed_model_is_another_one(change, foreign, effect, tmp_path, caplog, monkeypatch):
+def test_a_changed_model_is_another_one(change, foreign, effect, monkeypatch):
     """State, structure, check and key are found anew, and the second score is right, too. What code
-    of others computes is neither kept nor found in a result cache."""
+    of others computes has no key."""
     monkeypatch.setattr(identity, "_CHUNK", 64)  # two rows
     model, other = tiny_model("llama"), tiny_model("llama")
-    results, before, key = ResultCache(tmp_path), score(model), model_key(model)
+    before, key = score(model), model_key(model)["revision"]
     known = model_state(model), state.findings(model), structure_of(model)
-    results.put(key, "without")
     change(model)
     change(other)
     assert model_state(model) != known[0]
@@ -57,11 +56,9 @@ def test_a_changed_model_is_another_one(change, foreign, effect, tmp_path, caplo
     assert (after - before).abs().max() >= effect
     assert state.findings(model) is not known[1]
     assert structure_of(model) is not known[2]
-    assert results.get(model_key(model)) is None
-    results.put(model_key(model), "with")
-    found = [results.get(of) for of in (model_key(model), model_key(tiny_model("llama")), key)]
-    assert found == [None if foreign else "with", "without", "without"]
-    assert caplog.text.count("is stored in a result cache") == foreign
+    now, own = (model_key(each)["revision"] for each in (model, tiny_model("llama")))
+    assert now != key == own
+    assert (now is None) == foreign
 
 
 class Packed(Tensor):

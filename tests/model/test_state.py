@@ -1,13 +1,14 @@
 """What is known of a model is forgotten when it changes, and only then."""
 
 import copy
+from unittest.mock import Mock
 
 import pytest
 import torch
 from accelerate import cpu_offload
 from torch import Tensor, nn
 
-from lm_polygraph_asmi.core import identity
+from lm_polygraph_asmi.core import algorithm, identity
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.identity import model_key
 from lm_polygraph_asmi.core.model import model_state, state, structure_of
@@ -94,11 +95,22 @@ def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path):
     assert first == again != other
 
 
+def test_what_a_model_computed_that_was_changed_meanwhile_is_not_stored(monkeypatch):
+    engine = Engine(num_masks=6, mask_rate=0.4, store=Mock(get=lambda _: None))
+    model = tiny_model("llama")
+    changing = Mock(side_effect=lambda *_: {"mi": model.lm_head.weight.mul_(2)})
+    monkeypatch.setattr(algorithm, "token_statistics", changing)
+    with pytest.raises(ValueError, match="was changed while it was scored"):
+        engine.score(model, IDS[:9], [5, 6])
+    assert not engine.store.put.called
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+
+
 @pytest.mark.parametrize("offloaded", [False, True])
-@pytest.mark.parametrize("rope", [None, "dynamic"])
-def test_passes_change_no_state(offloaded, rope):
-    angles = {"rope_type": rope, "factor": 2.0, "rope_theta": 100.0}
-    own = {"rope_parameters": angles, "max_position_embeddings": 8} if rope else {}
+@pytest.mark.parametrize("own", [{}, {"rope_parameters": DYNAMIC, "max_position_embeddings": 8}])
+def test_passes_change_no_state(offloaded, own):
     model = tiny_model("llama", **own)
     if offloaded:
         cpu_offload(model, torch.device("cpu"))
@@ -106,7 +118,5 @@ def test_passes_change_no_state(offloaded, rope):
     for _ in range(3):  # at the first, transformers leaves hooks that record
         model.eval()(input_ids=IDS[None], output_hidden_states=True, output_attentions=True)
         found.append((model_state(model), model_key(model)))
-        if rope is None:
-            score(model)
     assert found[0] == found[1] == found[2]
     assert found[0][1]["revision"] is not None

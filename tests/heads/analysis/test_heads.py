@@ -1,11 +1,12 @@
 """Criticality, its concentration, and what pure noise gives."""
 
 import statistics
+from functools import partial
 
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.heads.analysis import concentration, head_criticality, heads
+from lm_polygraph_asmi.heads.analysis import concentration, head_criticality, heads as room
 
 S, T, H = 40, 5, 6
 
@@ -46,12 +47,6 @@ def slow_null(kl, masks, shuffles, seed):
     return np.reshape(rows, (-1, 3)).T
 
 
-def permutation_null(kl, masks, shuffles=20, seed=0):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heads, "SHUFFLES", shuffles)
-        return heads.permutation_null(kl, masks, seed)
-
-
 def test_criticality_is_the_definition():
     kl, masks = drawn()
     masks[:, 1], masks[:, 4] = True, False  # no mask ablates one, none keeps the other
@@ -68,7 +63,7 @@ def test_criticality_is_the_definition():
         (slice(0), slice(H), []),
     ],
 )
-def test_the_null_is_the_definition(tokens, heads, undefined):
+def test_the_null_is_the_definition(tokens, heads, undefined, monkeypatch):
     """Of a huge divergence on a mask that keeps all heads, which makes every head negative; of one
     that lands there in some draws; of tokens without differences; and of an ordinary one."""
     kl, masks = drawn()
@@ -76,10 +71,11 @@ def test_the_null_is_the_definition(tokens, heads, undefined):
     kl[:, :3], kl[:, 3] = 0, 0.1
     kl[0, 0] = kl[1, 1] = 9
     kl, masks = kl[:, tokens], masks[:, heads]
-    found = permutation_null(kl, masks, shuffles=30, seed=3)
+    monkeypatch.setattr(room, "SHUFFLES", 30)
+    found = room.permutation_null(kl, masks, seed=3)
     np.testing.assert_allclose(found, slow_null(kl, masks, 30, 3))
     assert np.flatnonzero(np.isnan(found.z)).tolist() == undefined
-    tiny = permutation_null(3e-8 * kl + 2e-7, masks, shuffles=30, seed=3)
+    tiny = room.permutation_null(3e-8 * kl + 2e-7, masks, seed=3)
     np.testing.assert_allclose(tiny, found, rtol=1e-6)
 
 
@@ -93,6 +89,6 @@ def test_the_null_is_the_definition(tokens, heads, undefined):
     ],
 )
 def test_what_is_no_run_is_refused(kl, masks, said):
-    for wrong in (head_criticality, permutation_null):
+    for wrong in (head_criticality, partial(room.permutation_null, seed=0)):
         with pytest.raises(ValueError, match=said):
             wrong(kl, masks)

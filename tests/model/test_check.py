@@ -58,9 +58,8 @@ def compares(monkeypatch):
     return compares
 
 
-def score(model, length=17, layer=2, drawn=None, **how) -> torch.Tensor:
-    drawn = masks(6) if drawn is None else drawn
-    return subnetwork_log_probs(model, sequence(length), PROMPT, layer, drawn, **how)
+def score(model, length=17, layer=2, **how) -> torch.Tensor:
+    return subnetwork_log_probs(model, sequence(length), PROMPT, layer, masks(6), **how)
 
 
 def error(model, ids, scope, prompt=PROMPT, **how) -> float:
@@ -251,23 +250,20 @@ def one_position(x: Tensor) -> Tensor:
     return torch.cat([x[:, :25], 1.5 * x[:, 25:26], x[:, 26:]], dim=1)
 
 
-def one_before(x: Tensor) -> Tensor:
-    return F.pad(x, (0, 0, 1, 0))[:, :-1]
-
-
 def hooked(change: Callable[[Any], Any], at: str = "layers.3.mlp") -> nn.Module:
     model = tiny_model("llama")
     model.model.get_submodule(at).register_forward_hook(lambda *call: change(call[-1]))
     return model
 
 
-NO_MEMORY = Mock(side_effect=torch.OutOfMemoryError("no memory is left"))
-
-
 def overwritten() -> nn.Module:
+    """By what belongs to the position before."""
     module = (model := tiny_model("llama")).model.layers[3].mlp
-    module.forward = lambda x, own=module.forward: one_before(own(x))
+    module.forward = lambda x, own=module.forward: F.pad(own(x), (0, 0, 1, 0))[:, :-1]
     return model
+
+
+NO_MEMORY = Mock(side_effect=torch.OutOfMemoryError("no memory is left"))
 
 
 ROWS, PLACE = "rows after the prompt", "model.layers.3.mlp does not act on each position alike"
@@ -364,7 +360,7 @@ def test_final_states_are_compared_with_caches_and_without_and_with_each_attenti
         ({"scope": "all"}, {"scope": "response"}, {"attention": "eager"}), start=1
     ):
         for _ in range(2):
-            score(model, drawn=torch.ones(3, 4), **how)
+            subnetwork_log_probs(model, sequence(17), PROMPT, 2, torch.ones(3, 4), **how)
             assert compared.call_count == number
 
 

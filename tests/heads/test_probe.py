@@ -58,14 +58,10 @@ def planted():
     return material(decided_by_one_head(), scope="response")
 
 
-@pytest.fixture(scope="module")
-def probed(planted, tmp_path_factory):
-    manager = tmp_path_factory.mktemp("probe") / "ue_manager_seed1"
+def test_a_decisive_head_flips_every_prediction_and_none_ablated_flips_nothing(planted, tmp_path):
+    manager = tmp_path / "ue_manager_seed1"
     write_probe(room.probe_tokens(*planted, count=6, draws=40), probe_path(manager))
-    return read_probe(manager)
-
-
-def test_a_decisive_head_flips_every_prediction_and_none_ablated_flips_nothing(probed):
+    probed = read_probe(manager)
     assert probed.k == (1, 2, 4)
     for group in ("high", "low"):
         assert probed.flipped("critical", group).tolist() == [[1, 1, 1]] * 6
@@ -133,14 +129,6 @@ def test_what_cannot_be_probed(planted, monkeypatch):
         with pytest.raises(error, match=word):
             room.probe_tokens(*given, count=2)
 
-    def negate(_module, _given, output):
-        output.last_hidden_state = -output.last_hidden_state
-
-    with (
-        model.model.register_forward_hook(negate),
-        pytest.raises(RuntimeError, match="final states"),
-    ):
-        room.probe_tokens(*planted, count=2)
     run = scored_run(model, num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
     for change, word in (({"input_texts": ["Who?"]}, "tokenizer"), ({}, "lacks input_texts")):
         others = {name: run.stats[name] for name in run.stats if name != "input_texts"} | change

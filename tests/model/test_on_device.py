@@ -98,7 +98,7 @@ def test_masked_passes_equal_full_passes(name, attention, dtype, scope, device):
     assert way == structure_of(model).passes[scope]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3-mixed", "gpt2"])
+@pytest.mark.parametrize("name", ["gemma3-mixed", "gpt2"])
 @pytest.mark.parametrize(
     ("length", "prompt", "layer", "scope"),
     [

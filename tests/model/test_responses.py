@@ -1,5 +1,7 @@
 """Embeddings of responses equal those of a pass over each."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -74,13 +76,15 @@ def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(
     assert caplog.text.count("times the work") == 1
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_several_streams_of_states_have_no_embedding(name):
-    model, answers = DECODERS[name].make(), [[4], [5, 6]]
-    with pytest.raises(ValueError, match="no single embedding"):
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        *((DECODERS[name].make, "no single embedding") for name in STREAMS),
+        (partial(tiny_model, "gpt2", n_layer=1), "two layers"),
+    ],
+)
+def test_models_without_an_embedding_of_a_response(make, said):
+    """Their states are several streams, or no layer is in the middle."""
+    model, answers = make(), [[4], [5, 6]]
+    with pytest.raises(ValueError, match=said):
         of_model(response_embeddings, model, sequence(11), answers)
-
-
-def test_a_single_layer_has_no_embeddings():
-    with pytest.raises(ValueError, match="two layers"):
-        of_model(response_embeddings, tiny_model("gpt2", n_layer=1), sequence(3), [[4]])

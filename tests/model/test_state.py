@@ -1,13 +1,14 @@
 """What is known of a model is forgotten when it changes, and only then."""
 
 import copy
+from unittest.mock import Mock
 
 import pytest
 import torch
 from accelerate import cpu_offload
 from torch import Tensor, nn
 
-from lm_polygraph_asmi.core import identity
+from lm_polygraph_asmi.core import algorithm, identity
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.identity import model_key
 from lm_polygraph_asmi.core.model import model_state, state, structure_of
@@ -41,14 +42,13 @@ def exchanged(model: nn.Module) -> None:
         (exchanged, False, 1e-2),
     ],
 )  # fmt: skip
-def test_a_changed_model_is_another_one(change, foreign, effect, tmp_path, caplog, monkeypatch):
+def test_a_changed_model_is_another_one(change, foreign, effect, monkeypatch):
     """State, structure, check and key are found anew, and the second score is right, too. What code
-    of others computes is neither kept nor found in a result cache."""
+    of others computes has no key."""
     monkeypatch.setattr(identity, "_CHUNK", 64)  # two rows
     model, other = tiny_model("llama"), tiny_model("llama")
-    results, before, key = ResultCache(tmp_path), score(model), model_key(model)
+    before, key = score(model), model_key(model)["revision"]
     known = model_state(model), state.findings(model), structure_of(model)
-    results.put(key, "without")
     change(model)
     change(other)
     assert model_state(model) != known[0]
@@ -57,11 +57,9 @@ def test_a_changed_model_is_another_one(change, foreign, effect, tmp_path, caplo
     assert (after - before).abs().max() >= effect
     assert state.findings(model) is not known[1]
     assert structure_of(model) is not known[2]
-    assert results.get(model_key(model)) is None
-    results.put(model_key(model), "with")
-    found = [results.get(of) for of in (model_key(model), model_key(tiny_model("llama")), key)]
-    assert found == [None if foreign else "with", "without", "without"]
-    assert caplog.text.count("is stored in a result cache") == foreign
+    now, own = (model_key(each)["revision"] for each in (model, tiny_model("llama")))
+    assert now != key == own
+    assert (now is None) == foreign
 
 
 class Packed(Tensor):
@@ -86,22 +84,33 @@ def test_hooks_and_weights_exchanged_are_others(kind):
 
 def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path):
     """They have no version counter that would tell."""
-    engine = Engine(num_masks=4, mask_rate=0.4, store=ResultCache(tmp_path))
-    found = []
+    engine, found = Engine(num_masks=4, mask_rate=0.4, store=ResultCache(tmp_path)), []
     with torch.inference_mode():
         model = tiny_model("gpt2")
-        for factor in (1, 1, 0.5):
+    for factor in (1, 1, 0.5):
+        with torch.inference_mode():
             model.transformer.ln_f.weight.mul_(factor)
-            found += engine.score(model, IDS[:9], [5, 6])
+        found += engine.score(model, IDS[:9], [5, 6])
     first, again, other = (statistics.log_likelihood.tolist() for statistics in found)
     assert first == again != other
 
 
+def test_what_a_model_computed_that_was_changed_meanwhile_is_not_stored(monkeypatch):
+    engine = Engine(num_masks=6, mask_rate=0.4, store=Mock(get=lambda _: None))
+    model = tiny_model("llama")
+    changing = Mock(side_effect=lambda *_: {"mi": model.lm_head.weight.mul_(2)})
+    monkeypatch.setattr(algorithm, "token_statistics", changing)
+    with pytest.raises(ValueError, match="was changed while it was scored"):
+        engine.score(model, IDS[:9], [5, 6])
+    assert not engine.store.put.called
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+
+
 @pytest.mark.parametrize("offloaded", [False, True])
-@pytest.mark.parametrize("rope", [None, "dynamic"])
-def test_passes_change_no_state(offloaded, rope):
-    angles = {"rope_type": rope, "factor": 2.0, "rope_theta": 100.0}
-    own = {"rope_parameters": angles, "max_position_embeddings": 8} if rope else {}
+@pytest.mark.parametrize("own", [{}, {"rope_parameters": DYNAMIC, "max_position_embeddings": 8}])
+def test_passes_change_no_state(offloaded, own):
     model = tiny_model("llama", **own)
     if offloaded:
         cpu_offload(model, torch.device("cpu"))
@@ -109,7 +118,5 @@ def test_passes_change_no_state(offloaded, rope):
     for _ in range(3):  # at the first, transformers leaves hooks that record
         model.eval()(input_ids=IDS[None], output_hidden_states=True, output_attentions=True)
         found.append((model_state(model), model_key(model)))
-        if rope is None:
-            score(model)
     assert found[0] == found[1] == found[2]
     assert found[0][1]["revision"] is not None

@@ -17,6 +17,10 @@ def rho(one, other):
     return spearmanr(one, other).statistic
 
 
+def difference(one, other, z):
+    return rho(one, z) - rho(other, z)
+
+
 def interval(statistic, *columns):
     """A statistic of columns, and its interval over resamples of their rows."""
     rows = [np.repeat(np.arange(40), counts) for counts in np.concatenate([*ROWS.draws()])]
@@ -26,9 +30,6 @@ def interval(statistic, *columns):
 
 
 def test_a_coupling_holds_the_correlations_and_their_intervals():
-    def difference(information, entropy, z):
-        return rho(information, z) - rho(entropy, z)
-
     information, entropy, z = COLUMNS
     assert criticality_coupling(*COLUMNS, ROWS) == (
         interval(rho, information, z), interval(rho, entropy, z), interval(difference, *COLUMNS)
@@ -36,13 +37,10 @@ def test_a_coupling_holds_the_correlations_and_their_intervals():
 
 
 def test_sharpening_is_the_difference_on_the_same_tokens():
-    def difference(information, z, deep):
-        return rho(deep, z) - rho(information, z)
-
     information, _, z = COLUMNS
     deep = information + 0.1 * z
     found = sharpening((information, z), (deep, z), ROWS)
-    assert found == interval(difference, information, z, deep)
+    assert found == interval(difference, deep, information, z)
     assert found.low > 0
 
 

@@ -1,11 +1,12 @@
 """Criticality, its concentration, and what pure noise gives."""
 
 import statistics
+from functools import partial
 
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.heads.analysis import concentration, head_criticality, heads
+from lm_polygraph_asmi.heads.analysis import concentration, head_criticality, heads as room
 
 S, T, H = 40, 5, 6
 
@@ -46,12 +47,6 @@ def slow_null(kl, masks, shuffles, seed):
     return np.reshape(rows, (-1, 3)).T
 
 
-def permutation_null(kl, masks, shuffles=20, seed=0):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heads, "SHUFFLES", shuffles)
-        return heads.permutation_null(kl, masks, seed)
-
-
 def test_criticality_is_the_definition():
     kl, masks = drawn()
     masks[:, 1], masks[:, 4] = True, False  # no mask ablates one, none keeps the other
@@ -60,45 +55,27 @@ def test_criticality_is_the_definition():
     np.testing.assert_allclose(found, [slow_concentration(p) for p in slow_criticality(kl, masks)])
 
 
-def lands_on_all(kl, masks):
-    """A divergence that in some draws lands on a mask which keeps all."""
-    kl[:, 1], masks[0, 0] = 0, False
-    kl[0, 1] = 9
-    return kl[:, :2], masks
-
-
-def no_differences(kl, masks):
-    kl[:, 0], kl[:, 2] = 0, 0.1
-    return kl, masks
-
-
-def all_negative(kl, masks):
-    """One huge divergence on a mask that keeps all heads makes every head negative."""
-    kl[:, 0], masks[0] = 0, True
-    kl[0, 0] = 9
-    return kl, masks
-
-
-def one_head(kl, masks):
-    """It has all there is, in every draw: the null does not vary."""
-    return kl[:, 1:2], masks[:, :1]
-
-
-def no_tokens(kl, masks):
-    return kl[:, :0], masks
-
-
 @pytest.mark.parametrize(
-    ("change", "undefined"),
-    [(lands_on_all, []), (no_differences, [0, 2]), (all_negative, [0]), (one_head, [0]),
-     (no_tokens, [])],
-)  # fmt: skip
-def test_the_null_is_the_definition(change, undefined):
-    kl, masks = change(*drawn())
-    found = permutation_null(kl, masks, shuffles=30, seed=3)
+    ("tokens", "heads", "undefined"),
+    [
+        (slice(T), slice(H), [0, 2, 3]),
+        (slice(1, 2), slice(1), [0]),  # it has all there is, in every draw: no null that varies
+        (slice(0), slice(H), []),
+    ],
+)
+def test_the_null_is_the_definition(tokens, heads, undefined, monkeypatch):
+    """Of a huge divergence on a mask that keeps all heads, which makes every head negative; of one
+    that lands there in some draws; of tokens without differences; and of an ordinary one."""
+    kl, masks = drawn()
+    masks[0], masks[1, 0] = True, False
+    kl[:, :3], kl[:, 3] = 0, 0.1
+    kl[0, 0] = kl[1, 1] = 9
+    kl, masks = kl[:, tokens], masks[:, heads]
+    monkeypatch.setattr(room, "SHUFFLES", 30)
+    found = room.permutation_null(kl, masks, seed=3)
     np.testing.assert_allclose(found, slow_null(kl, masks, 30, 3))
     assert np.flatnonzero(np.isnan(found.z)).tolist() == undefined
-    tiny = permutation_null(3e-8 * kl + 2e-7, masks, shuffles=30, seed=3)
+    tiny = room.permutation_null(3e-8 * kl + 2e-7, masks, seed=3)
     np.testing.assert_allclose(tiny, found, rtol=1e-6)
 
 
@@ -112,6 +89,6 @@ def test_the_null_is_the_definition(change, undefined):
     ],
 )
 def test_what_is_no_run_is_refused(kl, masks, said):
-    for wrong in (head_criticality, permutation_null):
+    for wrong in (head_criticality, partial(room.permutation_null, seed=0)):
         with pytest.raises(ValueError, match=said):
             wrong(kl, masks)

@@ -36,39 +36,40 @@ def babi_prompt(context: str, question: str) -> str:
     )
 
 
-def _coqa() -> dict[str, list]:
-    rows = []
-    for story in STORIES:
-        before: list[tuple[str, str]] = []
-        for question, answer in (("What was built?", "a mill"), ("Where?", "by the river")):
-            rows.append((coqa_prompt(story, before, question), answer))
-            before.append((question, answer))
-    return {"input": [p for p, _ in rows], "output": [a for _, a in rows]}
-
-
-def _babiqa() -> dict[str, list]:
-    moves = ["Mary went to the garden.", "John moved to the office."]
-    return {
-        "input": [babi_prompt(" ".join(moves), f"Where is {who}?") for who in ("Mary", "John")],
+TALK = [("What was built?", "a mill"), ("Where?", "by the river")]
+COLUMNS = {
+    "asmi_coqa": {
+        "input": [
+            coqa_prompt(story, TALK[:number], question)
+            for story in STORIES
+            for number, (question, _) in enumerate(TALK)
+        ],
+        "output": [answer for _, answer in TALK] * len(STORIES),
+    },
+    "asmi_babiqa": {
+        "input": [
+            babi_prompt("Mary went to the garden. John moved to the office.", f"Where is {who}?")
+            for who in ("Mary", "John")
+        ],
         "output": ["garden", "office"],
-    }
-
-
-def _triviaqa() -> dict[str, list]:
-    questions = ("Who was the man behind the ferry?", "Which colour has the mill?")
-    return {
-        "input": [f"{EXAMPLES}Question: {question}\nAnswer:" for question in questions],
+    },
+    "asmi_triviaqa": {
+        "input": [
+            f"{EXAMPLES}Question: {question}\nAnswer:"
+            for question in ("Who was the man behind the ferry?", "Which colour has the mill?")
+        ],
         "output": [["Edda Holm", "Holm"], ["red", "Red colour"]],
-    }
+    },
+}
+"""Benchmark -> the columns of its data set."""
 
 
 def hub_dataset(benchmark: str, folder: Path) -> str:
     """What `data.source` can be set to in the place of a benchmark's hub dataset."""
-    if benchmark.startswith("asmi_squad"):
+    if benchmark not in COLUMNS:
         answers = ("red", "None", "007")
         rows = [QUESTION._replace(id=str(i), answer=a) for i, a in enumerate(answers)]
         return str(write(folder / "squad.json", rows))
-    columns = {"asmi_coqa": _coqa, "asmi_babiqa": _babiqa, "asmi_triviaqa": _triviaqa}[benchmark]()
     # A folder of parquet files is read as a dataset of the hub is.
-    Dataset.from_dict(columns).to_parquet(folder / benchmark / "test.parquet")
+    Dataset.from_dict(COLUMNS[benchmark]).to_parquet(folder / benchmark / "test.parquet")
     return str(folder / benchmark)

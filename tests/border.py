@@ -1,7 +1,7 @@
 """What is right at the border: a slow second reading of rows, apart from the package's own.
 
-Written from what is promised, it shares no code with the reader it judges: files are read character
-by character, a template is rendered by jinja2 alone, and a number is one full pass of the model
+Written from what is promised, it shares no code with the reader it judges: files are read cell by
+cell, a template is rendered by jinja2 alone, and a number is one full pass of the model
 for each token.
 """
 
@@ -257,24 +257,16 @@ def records(text: str, separator: str) -> Iterator[tuple[list[str], bool]]:
     the record ends. A bare carriage return spoils what follows in its line.
     """
     at, end, number = 0, len(text), 0
+    cell = re.compile(f'(?:"((?:[^"]|"")*)")?([^{separator}\r\n]*)')
     while at < end:
         cells, well, start, ended = list[str](), True, at, False
         while not ended:
-            cell = ""
-            if text[at : at + 1] == '"':
-                at += 1
-                while text[at : at + 1] != '"' or text[at : at + 2] == '""':
-                    refuse(at >= end, f"row {number}", file=True)
-                    cell += text[at]
-                    at += 2 if text[at] == '"' else 1
-                at += 1
-                goes_on = at < end and text[at] not in (separator, "\r", "\n")
-                refuse(goes_on, f"row {number}", file=True)
-            while at < end and text[at] not in (separator, "\r", "\n"):
-                well = well and text[at] != '"'
-                cell += text[at]
-                at += 1
-            cells.append(cell)
+            quoted, plain = cell.match(text, at).groups()
+            goes_on = plain if quoted is not None else text[at : at + 1] == '"'
+            refuse(goes_on, f"row {number}", file=True)
+            well = well and '"' not in plain
+            at = cell.match(text, at).end()
+            cells.append((quoted or "").replace('""', '"') + plain)
             if text[at : at + 1] == separator:
                 at += 1
                 continue

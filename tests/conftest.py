@@ -156,3 +156,11 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory):
     from tests.stand_ins import make_stand_ins
 
     return make_stand_ins(tmp_path_factory.mktemp("stand-ins"))
+
+
+@pytest.fixture
+def at_stand_ins(stand_ins, monkeypatch: pytest.MonkeyPatch):
+    """Where AlignScore finds what it needs; NLTK has read its variable already."""
+    monkeypatch.chdir(stand_ins.working_directory)
+    monkeypatch.setattr("nltk.data.path", [stand_ins.environment["NLTK_DATA"]])
+    return stand_ins

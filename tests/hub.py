@@ -9,14 +9,14 @@ import hashlib
 import json
 import os
 import re
-import sys
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -24,13 +24,12 @@ RENAMED = {"roberta-large": "FacebookAI/roberta-large"}
 """Old name of a model -> its name, to which the hub redirects."""
 TOKEN = "hf_granted"
 """To whom gated repositories are open."""
+NAME = "(?P<name>[^/]+(/[^/]+)??)"
 API = re.compile(
-    r"/api/(?P<kind>models|datasets)/(?P<name>[^/]+(/[^/]+)??)"
-    r"(/(?P<verb>revision|tree|paths-info|auth-check)(/(?P<revision>[^/]+)(/(?P<path>.+))?)?)?"
+    f"/api/(?P<kind>models|datasets)/{NAME}"
+    "(/(?P<verb>revision|tree|paths-info)/[^/]+(/(?P<path>.+))?)?"
 )
-FILE = re.compile(
-    r"/(?P<kind>datasets/)?(?P<name>[^/]+(/[^/]+)??)/resolve/(?P<revision>[^/]+)/(?P<path>.+)"
-)
+FILE = re.compile(f"/(?P<kind>datasets)?/?{NAME}/resolve/[^/]+/(?P<path>.+)")
 ELSEWHERE = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "SENTENCE_TRANSFORMERS_", "TORCH_HOME")
 """Beginnings of variables by which libraries find a hub and its caches."""
 
@@ -46,7 +45,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Repository:
-    """A folder that is served, as it is when it is first asked for."""
+    """A folder that is served, its files as they are when it is first asked for."""
 
     name: str
     folder: Path
@@ -58,30 +57,23 @@ class Repository:
 
     @cached_property
     def commit(self) -> str:
-        return hashlib.sha1(json.dumps([self.listed(n) for n in self.files]).encode()).hexdigest()
+        return digest(b"".join(self.files.values()))
 
-    def digest(self, path: str) -> str:
-        """Of a file, as git has it."""
-        content = self.files[path]
-        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    def listed(self, paths: Iterable[Path]) -> list[dict[str, Any]]:
+        """Files and folders, as the hub lists them."""
+        names = [path.relative_to(self.folder).as_posix() for path in paths if path.exists()]
+        return [
+            {"type": "file" if name in self.files else "directory", "path": name,
+             "size": len(self.files.get(name, b"")), "oid": digest(self.files.get(name, b""))}
+            for name in names
+        ]  # fmt: skip
 
-    def listed(self, path: str) -> dict[str, Any] | None:
-        """A file or folder, as the hub lists it."""
-        if path in self.files:
-            size = len(self.files[path])
-            return {"type": "file", "path": path, "size": size, "oid": self.digest(path)}
-        if any(name.startswith(f"{path}/") for name in self.files):
-            return {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
-        return None
 
-    def tree(self, path: str, recursive: bool) -> list[dict[str, Any] | None]:
-        """Everything below a folder, or its entries."""
-        start = f"{path}/" if path else ""
-        below = [name for name in self.files if name.startswith(start)]
-        folders = {str(p) for name in below for p in Path(name).parents if str(p).startswith(start)}
-        entries = sorted({*below, *folders} - {".", path})
-        chosen = [name for name in entries if recursive or "/" not in name.removeprefix(start)]
-        return [self.listed(name) for name in chosen]
+repository = cache(Repository)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
 
 
 @dataclass
@@ -103,17 +95,14 @@ class Hub:
     hangs: bool = False
     requests: list[Request] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
-    _resumed: Event = field(default_factory=Event)
-    _known: dict[Path, Repository] = field(default_factory=dict)
 
     def __enter__(self) -> "Hub":
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.hub = self
         Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.resume()
         self._server.shutdown()
         self._server.server_close()
 
@@ -135,9 +124,7 @@ class Hub:
 
     def repository(self, kind: str, name: str) -> Repository | None:
         folder = self.root / kind / name
-        if not folder.is_dir():
-            return None
-        return self._known.setdefault(folder, Repository(name, folder))
+        return repository(name, folder) if folder.is_dir() else None
 
     def fetched(self) -> Counter[str]:
         """Files whose content was sent, as "OWNER/NAME/FILE", and how often."""
@@ -153,25 +140,11 @@ class Hub:
     def resume(self) -> None:
         """Repositories that stopped answering answer again."""
         self.stalls.clear(), self.silent.clear()
-        self._resumed.set()
-        self._resumed = Event()
-
-    def wait(self) -> None:
-        """Until the repositories answer again."""
-        self._resumed.wait()
-
-
-class _Server(ThreadingHTTPServer):
-    hub: Hub
-
-    def handle_error(self, *_: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client may leave
-            super().handle_error(*_)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    server: Any
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -181,38 +154,39 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        asked = FILE.fullmatch(path) or API.fullmatch(path)
-        if asked is None or "://" in self.path:
+        hub: Hub = self.server.hub
+        url = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        asked = FILE.fullmatch(unquote(url.path)) or API.fullmatch(unquote(url.path))
+        if asked is None or url.netloc:
             self._refuse(404, "EntryNotFound", "Not found")
         elif asked["name"] in RENAMED:
             now = self.path.replace(asked["name"], RENAMED[asked["name"]], 1)
             self._send(307, headers={"Location": now})
+        elif (found := hub.repository(asked["kind"] or "models", asked["name"])) is None:
+            # which the hub says of private ones, too
+            self._refuse(401, "RepoNotFound", "Invalid username or password.")
+        elif found.name in hub.silent:
+            self._be_silent()
+        elif asked.re is FILE:
+            self._send_file(found, asked["path"])
+        elif asked["verb"] == "paths-info":  # of other releases of `datasets`
+            paths = json.loads(body)["paths"] if body[0] == "{" else parse_qs(body)["paths"]
+            paths = [paths] if isinstance(paths, str) else paths
+            self._send(200, found.listed(found.folder / path for path in paths))
+        elif asked["verb"] != "tree":
+            self._send_info(found, "blobs" in url.query)
+        elif (folder := found.folder / (asked["path"] or "")).is_dir():
+            below = re.search("recursive=(true|1)", url.query, re.IGNORECASE)
+            self._send(200, found.listed(sorted(folder.glob("**/*" if below else "*"))))
         else:
-            kind = (asked["kind"] or "models").strip("/")
-            found = self.server.hub.repository(kind, asked["name"])
-            if found is None:  # which the hub says of private ones, too
-                self._refuse(401, "RepoNotFound", "Invalid username or password.")
-            elif found.name in self.server.hub.silent:
-                self._be_silent()
-            elif "verb" not in asked.groupdict():
-                self._send_file(found, asked["path"])
-            elif asked["verb"] == "tree":
-                self._send_tree(found, asked["path"] or "")
-            elif asked["verb"] == "paths-info":
-                self._send_paths(found, body)
-            elif asked["verb"] != "auth-check":
-                self._send_info(found)
-            elif self._is_open(found):
-                self._send(200, {})
+            self._refuse(404, "EntryNotFound", "Entry not found")
 
     do_HEAD = do_POST = do_GET
 
-    def _send_info(self, found: Repository) -> None:
-        sizes = "blobs" in self._query
+    def _send_info(self, found: Repository, sizes: bool) -> None:
         siblings = [
-            {"rfilename": name} | ({"size": len(content)} if sizes else {})
+            {"rfilename": name, "size": len(content) if sizes else None}
             for name, content in found.files.items()
         ]
         gated = "manual" if found.name in self.server.hub.gated else False
@@ -223,64 +197,38 @@ class _Handler(BaseHTTPRequestHandler):
             "likes": 0, "lastModified": at, "createdAt": at, "siblings": siblings,
         })  # fmt: skip
 
-    @property
-    def _query(self) -> Mapping[str, list[str]]:
-        return parse_qs(urlsplit(self.path).query)
-
-    def _send_tree(self, found: Repository, path: str) -> None:
-        if path and found.listed(path) is None:
-            self._refuse(404, "EntryNotFound", "Entry not found")
-        else:
-            recursive = self._query.get("recursive", ["false"])[0].lower() in ("true", "1")
-            self._send(200, found.tree(path, recursive))
-
-    def _send_paths(self, found: Repository, body: bytes) -> None:
-        form = "json" not in self.headers.get("Content-Type", "")
-        paths = parse_qs(body.decode()).get("paths", []) if form else json.loads(body)["paths"]
-        listed = map(found.listed, [paths] if isinstance(paths, str) else paths)
-        self._send(200, [entry for entry in listed if entry])
-
-    def _is_open(self, found: Repository) -> bool:
-        """Whether the client may read files; if not, it is told why."""
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if found.name not in self.server.hub.gated or token == TOKEN:
-            return True
-        why = "you are not in the authorized list" if token else "you must be authenticated"
-        text = f"Access to model {found.name} is restricted: {why}."
-        self._refuse(403 if token else 401, "GatedRepo", text)
-        return False
-
     def _send_file(self, found: Repository, path: str) -> None:
-        if not self._is_open(found):
+        hub: Hub = self.server.hub
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if found.name in hub.gated and token != TOKEN:
+            self._refuse(403 if token else 401, "GatedRepo", f"{found.name} is restricted")
             return
         header, content = {"X-Repo-Commit": found.commit}, found.files.get(path)
         if content is None:
             self._refuse(404, "EntryNotFound", "Entry not found", header)
             return
-        header |= {"ETag": f'"{found.digest(path)}"', "Accept-Ranges": "bytes"}
+        header |= {"ETag": f'"{digest(content)}"', "Accept-Ranges": "bytes"}
         status, start, end = 200, 0, len(content)
         if asked := self._range:
             status, start, end = 206, int(asked[1]), min(end, int(asked[2] or end) + 1)
             header["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
-        whole = self.command == "HEAD"
-        stop = None if whole else self.server.hub.stalls.get(f"{found.name}/{path}")
-        if stop is not None:
-            self.server.hub.silent.add(found.name)
+        stop = hub.stalls.get(f"{found.name}/{path}") if self.command == "GET" else None
         self._send(status, content[start:end], header, stop)
         if stop is not None:
+            hub.silent.add(found.name)
             self._be_silent()
 
     def _be_silent(self) -> None:
         self._note(0)
         if self.server.hub.hangs:
-            self.server.hub.wait()
+            time.sleep(6)  # longer than a client waits
         self.close_connection = True
 
     def _refuse(
         self, status: int, code: str, why: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        said = {"X-Error-Code": code, "X-Error-Message": why}
-        self._send(status, {"error": why}, said | dict(headers or {}))
+        said = {"X-Error-Code": code, "X-Error-Message": why, **(headers or {})}
+        self._send(status, {"error": why}, said)
 
     @property
     def _range(self) -> re.Match[str] | None:

@@ -10,13 +10,14 @@ from datasets import Dataset
 from safetensors.torch import load_file
 
 from tests import tiny_lm
-from tests.benchmarks import hub_dataset
+from tests.benchmarks import COLUMNS
 from tests.hub import RENAMED
 from tests.runs.test_squad import QUESTION
 from tests.stand_ins import StandIns
 
 SIZES = {"max_position_embeddings": 2048}
-QWEN = ("qwen3-qk-norm", SIZES, {"do_sample": False, "max_new_tokens": 2048})
+# The last of these would be refused if a run did not leave it out.
+QWEN = ("qwen3-qk-norm", SIZES, {"max_new_tokens": 2048, "no_repeat_ngram_size": 1})
 SAMPLING = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 4096}
 BACKBONES: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
     "Qwen/Qwen3-4B-Base": QWEN,
@@ -32,7 +33,11 @@ BENCHMARKS = {
     "asmi_squad": ("rajpurkar/squad", "plain_text", ("train", "validation")),
 }
 """Benchmark -> its data set, the configuration with its rows, and that one's splits."""
-WEIGHTS = "model.safetensors"
+SQUAD = Dataset.from_list([
+    {"id": str(number), "title": "A mill", "context": QUESTION.passage,
+     "question": QUESTION.question, "answers": {"text": [gold], "answer_start": [0]}}
+    for number, gold in enumerate(("red", "None", "007"))
+])  # fmt: skip
 
 
 def write_hub(root: Path, stand_ins: StandIns) -> Path:
@@ -48,13 +53,13 @@ def write_hub(root: Path, stand_ins: StandIns) -> Path:
     for name, folder in models.items():
         shutil.copytree(folder, root / "models" / name)
         _also_as_bin(root / "models" / name)
-    (root / "models/microsoft/deberta-large-mnli" / WEIGHTS).unlink()  # the real has none
+    (root / "models/microsoft/deberta-large-mnli/model.safetensors").unlink()  # the real has none
     checkpoint = root / "models/yzha/AlignScore/AlignScore-large.ckpt"
     checkpoint.parent.mkdir(parents=True)
     shutil.copy(stand_ins.align_score, checkpoint)
     for benchmark, (name, configuration, splits) in BENCHMARKS.items():
-        folder = root / "datasets" / name
-        write_dataset(folder, _rows(benchmark, root / "rows"), configuration, splits)
+        rows = Dataset.from_dict(COLUMNS[benchmark]) if benchmark in COLUMNS else SQUAD
+        write_dataset(root / "datasets" / name, rows, configuration, splits)
     return root
 
 
@@ -78,18 +83,6 @@ def _also_as_bin(folder: Path) -> None:
     for file in folder.glob("*.safetensors"):
         weights |= load_file(file)
     torch.save(weights, folder / "pytorch_model.bin")
-
-
-def _rows(benchmark: str, folder: Path) -> Dataset:
-    """Rows with the columns that the data set of a benchmark has."""
-    if benchmark != "asmi_squad":
-        (file,) = Path(hub_dataset(benchmark, folder)).glob("*.parquet")
-        return Dataset.from_parquet(str(file), cache_dir=str(folder / "cache"))
-    return Dataset.from_list([
-        {"id": str(number), "title": "A mill", "context": QUESTION.passage,
-         "question": QUESTION.question, "answers": {"text": [gold], "answer_start": [0]}}
-        for number, gold in enumerate(("red", "None", "007"))
-    ])  # fmt: skip
 
 
 def write_dataset(folder: Path, rows: Dataset, configuration: str, splits: tuple[str, ...]) -> None:

@@ -38,8 +38,10 @@ class StandIns:
     @property
     def overrides(self) -> list[str]:
         """Hydra overrides for the shipped configs."""
-        names = ("nli", "cross_encoder", "align_score")
-        return [f'{name}_path="{getattr(self, name)}"' for name in names]
+        return [
+            f'{name}_path="{getattr(self, name)}"'
+            for name in ("nli", "cross_encoder", "align_score")
+        ]
 
 
 def make_stand_ins(folder: Path) -> StandIns:

@@ -11,9 +11,7 @@ from click.testing import CliRunner
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import SETTINGS, ASMIConfig, target_layer
 from lm_polygraph_asmi.options import given_settings, setting_helps, setting_options
-from lm_polygraph_asmi.report import load_run_groups
 from tests.composing import composed
-from tests.report import runs
 
 CHANGED = {
     "method": "adapt", "depth": 0.3, "top_k": 8, "num_masks": 4, "mask_rate": 0.4,
@@ -84,8 +82,8 @@ def test_values_that_are_equal():
 
 def test_how_many_tokens_count():
     for scored, closed, tokens in product((False, True), (False, True), (1, 2, 5)):
-        expected = tokens - 1 if closed and not scored and tokens > 1 else tokens
-        assert ASMIConfig(closing_token=scored).counted(tokens, closed) == expected
+        left_out = closed and not scored and tokens > 1
+        assert ASMIConfig(closing_token=scored).counted(tokens, closed) == tokens - left_out
 
 
 def test_the_layer_at_a_depth_is_the_nearest_that_there_is():
@@ -107,14 +105,6 @@ def test_every_setting_option_and_command_has_a_help():
     for command in commands_below(main):
         options = [option for option in command.params if not isinstance(option, click.Argument)]
         assert all([command.help, *(option.help for option in options)]), command.name
-
-
-def test_scores_of_one_name_with_other_settings_are_of_two_settings(tmp_path):
-    for folder, gate in (("a", "last"), ("b", "last"), ("c", "second_last")):
-        saved = runs.content()
-        methods = {name: of | {"gate_token": gate} for name, of in saved[runs.METHODS].items()}
-        runs.save(tmp_path / folder, saved | {runs.METHODS: methods})
-    assert sorted(len(group.runs) for group in load_run_groups(tmp_path.iterdir())) == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,9 @@ def test_what_a_console_lacks_is_replaced(folder):
     code, text = run(*command("bad", "--out", "out.jsonl", "--html", "page.html"))
     assert (code, "row 2 (?): expected a prompt" in text) == (1, True), text
     assert "1931 ?" in run(*command("one"))[1]
-    lines = written(folder, "out.jsonl")
-    assert [(line["row"], line.get("answer")) for line in lines] == [(1, COFFEE), (2, None)]
+    assert [(line["row"], line.get("answer")) for line in written(folder, "out.jsonl")] == [
+        (1, COFFEE), (2, None)
+    ]  # fmt: skip
     assert COFFEE.strip()[-1] in (folder / "page.html").read_text("utf-8")
 
 
@@ -82,8 +83,11 @@ def test_what_is_shipped_is_listed_with_a_whole_sentence_each():
         for colour in ({}, {"FORCE_COLOR": "1"})
     )
     lines = [line.strip() for line in listed.stdout.splitlines()[1:] if line.strip()]
-    groups = ("benchmark", "model", "estimators", "add", ".")
-    shipped = [p for group in groups for p in (configs_path() / group).glob("*.yaml")]
+    shipped = [
+        path
+        for group in ("benchmark", "model", "estimators", "add", ".")
+        for path in (configs_path() / group).glob("*.yaml")
+    ]
     assert len(lines) == len(shipped) - 1  # asmi_base
     assert re.search("--config-name asmi_demo  .*SmolLM2-135M-Instruct .* CPU", listed.stdout)
     assert len(short.stdout.splitlines()) == len(listed.stdout.splitlines())  # a line each

@@ -28,10 +28,11 @@ WITHOUT = {
     "estimators": "transformers datasets",
     **dict.fromkeys(("analysis", "report", "_hydra", "commands"), LIGHT),
     **dict.fromkeys(("heads/analysis", "heads/items"), LIGHT),
-    **dict.fromkeys(("results", "scoring", "decisions", "heads"), "lm_polygraph datasets"),
+    **dict.fromkeys(("results", "decisions", "heads"), "lm_polygraph datasets"),
+    "scoring": "lm_polygraph datasets pandas scipy.stats sklearn matplotlib",
     **dict.fromkeys(("host", "stat_calculators"), "datasets"),
 }
-"""Subpackage -> libraries that no file of it imports at its top; functions and types may."""
+"""Subpackage -> libraries that do not come with it; its functions and types may import them."""
 HEAVY = (
     "torch", "transformers", "lm_polygraph", "datasets", "scipy.stats", "sklearn", "matplotlib",
     "pandas", "accelerate", "spacy", "openai", "bert_score", "nltk",
@@ -83,6 +84,19 @@ def own_imports(file: Path) -> set[Path]:
     return {p for p in own if p.parts and ((ROOT / p).is_dir() or (ROOT / f"{p}.py").is_file())}
 
 
+def come_with(subpackage: str) -> set[str]:
+    """Libraries that its files import at their tops, or files of the package that they import."""
+    files, found = [*files_of(subpackage)], set()
+    for file in files:  # which grows
+        names = {*named(parsed(file).body)}
+        found |= names | {name.split(".")[0] for name in names}
+        own = [ROOT.joinpath(*name.split(".")[1:]) for name in names if name.startswith(PACKAGE)]
+        starts = {folder / "__init__.py" for path in own for folder in (path, *path.parents)}
+        more = {path.with_suffix(".py") for path in own} | starts
+        files += [path for path in sorted(more) if path.is_file() and path not in files]
+    return found
+
+
 def test_every_folder_is_a_room_and_no_arrow_leads_back():
     found = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*.py")}
     loose = {f"{name}.py" for name in ("__init__", *LOOSE)}
@@ -102,8 +116,7 @@ def test_imports_point_one_way(subpackage):
         entrance = {"heads"} if str(file.relative_to(ROOT)) in ENTRANCES else set()
         rooms = {room_of(*p.parts) for p in own_imports(file) if (ROOT / p.parts[0]).is_dir()}
         assert rooms <= {subpackage, *MAY_IMPORT[subpackage], *entrance}, file
-        for name in named(parsed(file).body):
-            assert name.split(".")[0] not in WITHOUT.get(subpackage, "").split(), (file, name)
+    assert not come_with(subpackage) & {*WITHOUT.get(subpackage, "").split()}
 
 
 def test_the_core_finds_heads_in_two_places_alone():
@@ -112,16 +125,6 @@ def test_the_core_finds_heads_in_two_places_alone():
         own = str(file.relative_to(ROOT))
         if not own.startswith("heads/"):
             assert (f"{PACKAGE}.heads" in file.read_text()) == (own in ENTRANCES), own
-
-
-def heavy_after(*steps: str) -> list[tuple[set[str], str]]:
-    """What a new process has imported after each of these steps, and what the step printed."""
-    between = f"import sys; print('\\0', *(m for m in {HEAVY} if m in sys.modules), end='\\0')"
-    # Nothing is garbage: to look for some among all that is imported takes a third of the time.
-    code = "\n".join(["import gc; gc.disable()", *(f"{step}\n{between}" for step in steps)])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    *parts, _ = done.stdout.split("\0")
-    return [(set(there.split()), said) for said, there in zip(*[iter(parts)] * 2, strict=True)]
 
 
 COMMANDS = [
@@ -151,20 +154,17 @@ def test_commands_answer_at_once_and_programs_start_light(tmp_path, monkeypatch)
     start = "from click.testing import CliRunner\nfrom lm_polygraph_asmi.commands import main"
     run = "done = CliRunner().invoke(main, {!r})\nprint(done.output, done.exception)"
     steps = [run.format(command.split()) for command, _ in COMMANDS + WITH_PANDAS]
-    (in_every_program, _), (imports, _), *answers = heavy_after(plugin, start, *steps)
-    assert in_every_program == imports == set()
-    for (command, said), (imports, printed) in zip(COMMANDS + WITH_PANDAS, answers, strict=True):
-        assert said in printed, command
-        assert imports <= ({"pandas"} if (command, said) in WITH_PANDAS else set()), command
-
-
-def test_scoring_leaves_the_host_alone():
-    """LM-Polygraph brings spaCy, openai and bert_score: seconds that `score` does not need."""
-    theirs, ours = heavy_after(
-        "import accelerate; from transformers import AutoModelForCausalLM",
-        "from lm_polygraph_asmi import Calibration, Score, score",
+    between = f"import sys; print('\\0', *(m for m in {HEAVY} if m in sys.modules), end='\\0')"
+    # Nothing is garbage: to look for some among all that is imported takes a third of the time.
+    steps = ["import gc; gc.disable()", *(f"{step}\n{between}" for step in (plugin, start, *steps))]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(steps)], capture_output=True, text=True, check=True
     )
-    assert ours[0] == theirs[0]  # older releases of torch bring pandas
+    *told, _ = done.stdout.split("\0")
+    assert told[1].split() + told[3].split() == []
+    for case, printed, there in zip(COMMANDS + WITH_PANDAS, told[4::2], told[5::2], strict=True):
+        assert case[1] in printed, case
+        assert there.split() in ([], ["pandas"] * (case in WITH_PANDAS)), case
 
 
 def test_public_names():

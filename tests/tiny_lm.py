@@ -23,8 +23,9 @@ TEXT = (
 def tokenizer(pad_is_eos: bool = False) -> PreTrainedTokenizerFast:
     """Byte-level BPE, 400 tokens, left padding, BOS in front of every text."""
     bpe = ByteLevelBPETokenizer()
-    special = ["<pad>", "<s>", "</s>"]
-    bpe.train_from_iterator([TEXT] * 3, vocab_size=400, min_frequency=1, special_tokens=special)
+    bpe.train_from_iterator(
+        [TEXT] * 3, vocab_size=400, min_frequency=1, special_tokens=["<pad>", "<s>", "</s>"]
+    )
     bpe._tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
     )
@@ -45,8 +46,10 @@ def whitebox(
     model = tiny_model(family, **sizes)
     share_structure(model, f"{family} {sizes}")
     model.generation_config.pad_token_id = tok.pad_token_id
-    parameters = GenerationParameters(stop_strings=stop_strings, temperature=0.5)
-    return WhiteboxModel(model, tok, "tiny", "CausalLM", parameters)
+    return WhiteboxModel(
+        model, tok, "tiny", "CausalLM",
+        GenerationParameters(stop_strings=stop_strings, temperature=0.5),
+    )  # fmt: skip
 
 
 UNMASKABLE = {"heads": "has no attention heads", "an unembedding": "has no unembedding"}

@@ -20,17 +20,15 @@ from lm_polygraph_asmi.host.align_score import (
     source_of,
 )
 from lm_polygraph_asmi.host.hub import Repository
-from tests.stand_ins import StandIns
 
 STATS = {"greedy_texts": ["The ferry was built in Brask.", "No kite"], "input_texts": ["", ""]}
 TARGETS = ["Edda Holm built it.", "Kites are blue."]
+pytestmark = pytest.mark.usefixtures("at_stand_ins")
 EXPECTED = "align_score_path .* AlignScore-large.ckpt"
 
 
 @pytest.fixture(autouse=True)
-def here(stand_ins: StandIns, monkeypatch):
-    monkeypatch.chdir(stand_ins.working_directory)
-    monkeypatch.setattr(nltk.data, "path", [stand_ins.environment["NLTK_DATA"]])
+def no_site(monkeypatch):
     monkeypatch.setattr(nltk, "download", Mock(side_effect=OSError("asked a site")))
 
 
@@ -83,12 +81,6 @@ def test_what_is_no_checkpoint_is_refused(stand_ins, tmp_path, content, message)
         AlignScore(ckpt_path=str(file))
 
 
-@pytest.mark.parametrize(("name", "kind"), [(".", "IsADirectory"), ("x.ckpt", "FileNotFound")])
-def test_a_path_without_a_file(tmp_path, name, kind):
-    with pytest.raises(ValueError, match=f"cannot be read as weights .{kind}.*{EXPECTED}"):
-        AlignScore(ckpt_path=str(tmp_path / name))
-
-
 def test_weights_that_a_score_does_not_need(stand_ins, tmp_path, caplog):
     more = {"base_model.embeddings.position_ids": torch.arange(514)[None], "loss.x": torch.ones(2)}
     torch.save(changed(stand_ins, **more), tmp_path / "x.ckpt")
@@ -114,8 +106,6 @@ def test_a_trainers_objects_beside_the_weights_are_skipped(stand_ins, tmp_path, 
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "some_trainer", module)
             torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        with pytest.raises(Exception, match="some_trainer"):
-            HostAlignScore(ckpt_path=str(path))
         weights = read_weights(path)
         assert "SOME_TRAINER" not in os.environ
         assert all(torch.equal(weights[name], value) for name, value in expected.items())
@@ -135,5 +125,4 @@ def test_names_of_a_checkpoint_on_a_hub(tmp_path, monkeypatch, named, revision, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "file").touch()
-    expected = Repository("own/Align.Score", revision, part=file) if file else None
-    assert source_of(named) == expected
+    assert source_of(named) == (file and Repository("own/Align.Score", revision, part=file))

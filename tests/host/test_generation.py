@@ -1,21 +1,17 @@
-"""What a model ships for generation: left out by a run as by a score, or refused by name."""
+"""What a model ships for generation: left out, or refused by name."""
 
 import json
 import shutil
 from types import SimpleNamespace
 
 import pytest
-from datasets import Dataset
 from transformers import GenerationConfig
 
-from lm_polygraph_asmi import Scorer
 from lm_polygraph_asmi.host.generation import plain_generation, read_shipped
-from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.checks import CHECKS, Plan
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
 from tests import tiny_lm
 from tests.composing import composed
-from tests.polygraph import polygraph_eval_here
 
 SPECIAL = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 0}
 CHANGING = {
@@ -59,8 +55,9 @@ def folder(tmp_path_factory):
 
 
 def ship(folder, **shipped):
-    content = GenerationConfig(**SPECIAL).to_dict() | shipped
-    (folder / "generation_config.json").write_text(json.dumps(content))
+    (folder / "generation_config.json").write_text(
+        json.dumps(GenerationConfig(**SPECIAL).to_dict() | shipped)
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,23 +87,3 @@ def test_settings_in_the_configuration_of_an_older_model(folder, tmp_path):
     content = json.loads((older / "config.json").read_text()) | {"no_repeat_ngram_size": 2}
     (older / "config.json").write_text(json.dumps(content))
     assert read_shipped({"path": str(older)}) == {"no_repeat_ngram_size": 2}
-
-
-def test_a_run_and_a_score_agree(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    ship(folder, bad_words_ids=CHANGING["bad_words_ids"], no_repeat_ngram_size=1)
-    rows = {"input": ["Who built the ferry?", "Where do the kites start? In"], "output": ["x", "b"]}
-    Dataset.from_dict(rows).save_to_disk(tmp_path / "rows")
-    polygraph_eval_here(
-        "--config-name", "asmi_offline", "benchmark=asmi_babiqa", "data.source=rows",
-        "model=asmi_local", f"model.path={folder}", "estimators=asmi_single_pass",
-        "generation_metrics=[{name: RougeMetric, args: [rougeL]}]",
-        "max_new_tokens=8", "asmi.result_cache=null", "hydra.run.dir=run",
-    )  # fmt: skip
-    run = load_run(tmp_path / "run")
-    scorer = Scorer(str(folder), stop="\n", max_new_tokens=8)
-    for row, prompt in enumerate(run.stats["input_texts"]):
-        score = scorer.score(prompt, list(run.stats["greedy_tokens"][row]))
-        # LM-Polygraph forbids the end token at the first two positions, which moves the rest.
-        assert run.scores["MaximumSequenceProbability"][row] == pytest.approx(score.msp, abs=0.01)
-        assert list(scorer.score(prompt).ids) == run.stats["greedy_tokens"][row]

@@ -1,8 +1,5 @@
 """Models that are loaded by name, and what is said of files that do not fit."""
 
-import os
-import subprocess
-import sys
 import warnings
 from copy import deepcopy
 from logging import lastResort
@@ -65,14 +62,6 @@ def test_processors_with_instructions_for_bfloat16(monkeypatch, has, caps, expec
     assert loading.has_bfloat16() == expected
 
 
-LOAD = """
-import sys, torch
-from lm_polygraph_asmi.host.loading import load_named
-torch.cpu._is_amx_tile_supported = lambda: True
-print(*[load_named(sys.argv[1], dtype=dtype)[0].dtype for dtype in ("auto", "bfloat16")])
-"""
-
-
 @pytest.fixture(scope="module")
 def in_bfloat16(tmp_path_factory):
     folder, model = tmp_path_factory.mktemp("bfloat16"), tiny_lm.whitebox()
@@ -99,24 +88,6 @@ def test_bfloat16_of_files(in_bfloat16, monkeypatch, caplog, dtype, has, quantiz
     changed = dtype == "auto" and not has and not quantized
     expected = torch.float32 if changed or dtype == "float32" else torch.bfloat16
     assert (found.dtype, "is loaded in float32" in caplog.text) == (expected, changed)
-
-
-@pytest.mark.parametrize(
-    ("variable", "chosen"),
-    [
-        ("ONEDNN_MAX_CPU_ISA", "float32"),
-        pytest.param("ATEN_CPU_CAPABILITY", "bfloat16", marks=pytest.mark.slow),
-    ],
-)
-def test_bfloat16_of_files_under_a_cap(in_bfloat16, variable, chosen):
-    """In a process of its own, since libraries read the environment once."""
-    environment = {n: v for n, v in os.environ.items() if not n.endswith(("_ISA", "_CAPABILITY"))}
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, str(in_bfloat16)], env=environment | {variable: "avx2"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.split() == [f"torch.{chosen}", "torch.bfloat16"]
-    assert done.stderr.count("is loaded in float32") == (chosen == "float32")
 
 
 @pytest.mark.parametrize(

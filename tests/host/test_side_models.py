@@ -5,7 +5,6 @@ import shutil
 from functools import partial
 from itertools import product
 
-import nltk
 import pytest
 import torch
 import transformers
@@ -20,6 +19,7 @@ from lm_polygraph_asmi.host.side_models import (
 from lm_polygraph_asmi.runs.checks import CHECKS, read_plan
 from tests.composing import composed
 
+pytestmark = pytest.mark.usefixtures("at_stand_ins")
 TWO_SEPARATORS = int(transformers.__version__.split(".")[0]) >= 5
 CLS, SEP = 1, 2
 FIRST, SECOND = "The ferry was built in 1931.", "Who built it?"
@@ -34,7 +34,7 @@ def ids(tokenizer, text: str) -> list[int]:
 def test_other_tokenizers_stay_as_they_are(stand_ins):
     others = [AutoTokenizer.from_pretrained(stand_ins.cross_encoder)]
     if TWO_SEPARATORS:  # transformers 4 needs a SentencePiece file for this one
-        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "▁The", "▁ferry"]
+        words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "▁The", "▁ferry")
         others.append(transformers.DebertaV2Tokenizer(vocab=[(word, 0.0) for word in words]))
     for tokenizer in others:
         before = tokenizer("The ferry", "The")
@@ -65,21 +65,16 @@ def changed(source, folder, **config):
 
 
 def labelled(*labels):
-    numbers = {label: i for i, label in enumerate(labels)}
-    return {"id2label": dict(enumerate(labels)), "label2id": numbers}
+    return {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
 
 
 def side_model_findings(stand_ins, *overrides):
     """What a run is told of its side models, with stand-ins for those not named."""
-    config = composed("asmi_coqa", *stand_ins.overrides, *overrides)
-    return list(CHECKS["side models"](read_plan(config)))
-
-
-@pytest.fixture(autouse=True)
-def here(stand_ins, monkeypatch):
-    """Where AlignScore finds what it needs."""
-    monkeypatch.chdir(stand_ins.working_directory)
-    monkeypatch.setattr(nltk.data, "path", [stand_ins.environment["NLTK_DATA"]])
+    plan = read_plan(composed("asmi_coqa", *stand_ins.overrides, *overrides))
+    return list(CHECKS["side models"](plan))
 
 
 SETTINGS = {"nli": "NLI model", "cross_encoder": "cross-encoder"}

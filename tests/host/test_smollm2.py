@@ -30,23 +30,20 @@ def folder(tmp_path, monkeypatch):
 OTHER = [smollm2.SIZES | {name: 999} for name in smollm2.SIZES]
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", *OTHER, smollm2.SIZES], ids=str)
+@pytest.mark.parametrize("content", ["killed", None, "{", "[]", *OTHER, smollm2.SIZES], ids=str)
 def test_a_folder_is_loaded_if_its_sizes_are_the_models(folder, caplog, tmp_path, content):
-    """Not if it is of another size or without a configuration."""
-    if content is not None:
-        text = json.dumps(content) if isinstance(content, dict) else content
-        (folder / "config.json").write_text(text)
+    """Not if it is of another size, without a configuration, or of a killed process."""
+    if content == "killed":
+        folder.rename(f"{folder}.partial")
+    elif content is not None:
+        (folder / "config.json").write_text(
+            json.dumps(content) if isinstance(content, dict) else content
+        )
     right = content == smollm2.SIZES
-    expected = (folder, None) if right else (tmp_path, smollm2.GGUF_FILE)
-    assert smollm2.smollm2_source() == expected
-    assert [str(folder) in record.getMessage() for record in caplog.records] == [True] * (not right)
+    assert smollm2.smollm2_source() == ((folder, None) if right else (tmp_path, smollm2.GGUF_FILE))
+    told = [str(folder) in record.getMessage() for record in caplog.records]
+    assert told == [True] * (not right and content != "killed")
     assert ("999" in caplog.text) == (content in OTHER)
-
-
-def test_the_file_is_read_where_no_folder_is(folder, caplog, tmp_path):
-    folder.rename(f"{folder}.partial")  # of a killed process
-    assert smollm2.smollm2_source() == (tmp_path, smollm2.GGUF_FILE)
-    assert not caplog.records
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch):

@@ -19,8 +19,8 @@ def test_tokens_are_counted_as_the_host_does(tmp_path, monkeypatch, instruct):
     monkeypatch.setattr(model.tokenizer, "chat_template", template)
     host = WhiteboxModel(model.model, model.tokenizer, instruct=instruct)
     count = host.tokenize([PROMPT])["input_ids"].shape[1]
-    folder = tiny_lm.save(tmp_path, max_position_embeddings=WINDOW)
-    node = {"path": str(folder), "type": "CausalLM", "load_model_args": {}}
+    tiny_lm.save(tmp_path, max_position_embeddings=WINDOW)
+    node = {"path": str(tmp_path), "type": "CausalLM", "load_model_args": {}}
     window = read_window(node, read_config(node), instruct)
     assert window.count(PROMPT) == count < WINDOW
     assert window.too_long(PROMPT, WINDOW - count) is None
@@ -32,8 +32,8 @@ def test_tokens_are_counted_as_the_host_does(tmp_path, monkeypatch, instruct):
     vars(window)["tokenizer"] = None  # an error if it is used
     short = "x" * (WINDOW - 18)  # fits even with a token a byte
     assert instruct or window.too_long(short, 10) is None
-    counted = [short] * instruct  # a template adds to it
-    for prompt in (*counted, short + "x", "\ufdfa" * 2, "北" * 8):  # of 18 letters, or 3 bytes
+    # A template adds to it; of 18 letters, or 3 bytes.
+    for prompt in (*[short] * instruct, short + "x", "\ufdfa" * 2, "北" * 8):
         with pytest.raises((TypeError, ValueError)):
             window.too_long(prompt, 10)
 

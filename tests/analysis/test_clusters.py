@@ -98,6 +98,16 @@ def test_wilson_against_its_definition(count, n):
     assert found.low < found.high
 
 
+@pytest.mark.parametrize("n", [1, 2, 7, 8])
+def test_medians_of_resamples_are_numpys(n):
+    rng = np.random.default_rng(n)
+    values = rng.integers(0, 4, n).astype(float)
+    counts = rng.multinomial(n, np.full(n, 1 / n), size=20)
+    counts[0] = 0
+    expected = [np.median(np.repeat(values, row)) if row.any() else np.nan for row in counts]
+    np.testing.assert_array_equal(clusters.Medians(values)(counts), expected)
+
+
 @pytest.mark.parametrize(
     ("clusters", "errors", "few"),
     [(49, 60, True), (50, 19, True), (50, 101, True), (50, 20, False), (50, 100, False)],

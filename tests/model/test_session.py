@@ -2,7 +2,10 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
@@ -11,17 +14,68 @@ from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.identity import model_key
 from lm_polygraph_asmi.core.model import (
     attention_of,
+    choice,
     model_lock,
+    response_embeddings,
     scoring_session,
+    session,
     start,
 )
-from tests.families import masks, sequence, subnetwork_log_probs, tiny_class, tiny_model
+from tests.families import masks, of_model, sequence, subnetwork_log_probs, tiny_class, tiny_model
 
 IDS = sequence(14)
 
 
 def score(model: nn.Module, **how: str) -> Tensor:
     return subnetwork_log_probs(model, IDS, 9, 2, masks(), **how)
+
+
+def found_in(model: nn.Module) -> dict[str, object]:
+    """What a session may change, part by part; weights as copies."""
+    parts = {
+        name: (m.training, *m._forward_hooks, *m._forward_pre_hooks, "forward" in vars(m))
+        for name, m in model.named_modules()
+    }
+    weights = {name: p.flatten().tolist() for name, p in model.named_parameters()}
+    return parts | weights | {"attention": attention_of(model), "grad": torch.is_grad_enabled()}
+
+
+@pytest.mark.parametrize("failing", [None, 3, 0])
+def test_a_model_is_left_as_found(failing, monkeypatch):
+    """Also after an error above the layer that is masked, or below the middle."""
+    model = tiny_model("gemma3-mixed").train()
+    model.gradient_checkpointing_enable()
+    model.model.layers[1].mlp.eval()
+    before, kind = found_in(model), type(model.model.layers[0].mlp)
+    score(model)  # known before it fails
+    own = kind.forward
+
+    def fail(mlp, *given):
+        if failing is not None and mlp is model.model.layers[failing].mlp:
+            raise RuntimeError("half way")
+        return own(mlp, *given)
+
+    embed = partial(of_model, response_embeddings, model, IDS[:3], [[4]])
+    monkeypatch.setattr(kind, "forward", fail)
+    for run, runs in ((partial(score, model, attention="sdpa"), (0, 3)), (embed, (0,))):
+        raised = pytest.raises(RuntimeError, match="half way") if failing in runs else nullcontext()
+        with raised:
+            run()
+        assert found_in(model) == before
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_change_inside_a_session_is_an_error_and_the_cause_of_others(failing):
+    model = tiny_model("llama")
+
+    def run() -> None:
+        with scoring_session(model):
+            model.lm_head.weight.mul_(1.01)
+            assert not failing, "by chance"
+
+    with pytest.raises(session.ModelChanged, match="weights") as raised:
+        run()
+    assert isinstance(raised.value.__cause__, AssertionError) == failing
 
 
 def test_model_objects_that_share_modules_share_the_lock():
@@ -37,6 +91,8 @@ def test_autocast_around_a_call_changes_nothing():
     expected = score(model)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(score(model), expected)
+        with scoring_session(model):
+            assert not torch.is_autocast_enabled("cpu")
         assert torch.is_autocast_enabled("cpu")
 
 
@@ -50,15 +106,22 @@ def test_threads_wait_for_one_another():
     assert attention_of(model) == "eager"
 
 
-def test_what_a_masked_pass_replaces_is_no_code_of_others(monkeypatch):
-    """Of which a model would have no key, for a thread that asks meanwhile."""
+@pytest.mark.parametrize("scope", SCOPES)
+def test_in_the_middle_of_a_masked_pass_other_threads_run_the_plain_model(scope, monkeypatch):
     model, by_head, seen = tiny_model("llama"), start.by_head, []
-    monkeypatch.setattr(
-        start, "by_head", lambda *how: seen.append(model_key(model)["revision"]) or by_head(*how)
-    )
-    score(model)
+    plain = model(input_ids=IDS[None]).logits
+
+    def interrupted(*how):
+        with ThreadPoolExecutor(1) as other:
+            seen.append(other.submit(model, input_ids=IDS[None]).result().logits)
+        assert model_key(model)["revision"]  # what is replaced here is no code of others
+        return by_head(*how)
+
+    monkeypatch.setattr(start, "by_head", interrupted)
+    score(model, scope=scope)
     assert seen
-    assert None not in seen
+    torch.testing.assert_close(seen, [plain] * len(seen), atol=1e-5, rtol=0)
+    assert of_model(choice.passes_in_use, model, scope) == [next(iter(choice.PASSES[scope]))]
 
 
 def test_a_vision_part_keeps_its_attention():

@@ -55,7 +55,7 @@ def run(tmp_path, tiny, monkeypatch):
 
 
 def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_does_not(
-    run, tiny, tmp_path, monkeypatch
+    run, tiny, tmp_path, monkeypatch, capsys
 ):
     tokens = "+hf_token=hf_SECRET", "++model.load_model_args.token=hf_SECRET"
     settings = "asmi.num_masks=10", "asmi.mask_rate=0.2", *tokens, "+own=[{token: hf_SECRET}]"
@@ -63,6 +63,7 @@ def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_d
         patch.setattr(Perplexity, "__call__", failing_at("True"))
         with pytest.raises(RuntimeError, match="no more"):
             run(*settings)
+    assert "stopped in the phase 'estimators': 2 of 4 rows in 0:" in capsys.readouterr().err
     manager = tmp_path / "run" / "ue_manager_seed1"
     failed = read_manifest(manager)
     assert (failed["status"], failed["error"]) == ("failed", "RuntimeError: no more")
@@ -172,11 +173,23 @@ def test_several_runs_in_one_folder(run, capsys):
 QUICK = "estimators=asmi_only", "output_attentions=false", "asmi.num_masks=5", "asmi.mask_rate=0.2"
 
 
+OWN_SCRIPT = """
+from lm_polygraph_asmi.host import loading
+def load_model(model_path, **options): return loading.load_model({folder!r}, **options)
+def load_tokenizer(model_path, **options): return loading.load_tokenizer({folder!r}, **options)
+"""
+
+
 @pytest.mark.parametrize(("without", "name"), [([], "mine"), (["~data"], "asmi_babiqa")])
-def test_a_file_that_the_host_reads_is_recorded(run, tmp_path, without, name):
-    """Under a config's group `benchmark`, unless that names the rows of its node `data`."""
+def test_a_file_that_the_host_reads_is_recorded(run, tiny, tmp_path, without, name):
+    """Under a config's group `benchmark`, unless that names the rows of its node `data`.
+
+    A user's own script loads the model, of which nothing is here.
+    """
     (tmp_path / "mine.csv").write_text("input,output\nWho built it?,Edda\nWhere?,Brask\n")
-    manager = run("dataset=mine.csv", "load_from_disk=false", *QUICK, *without)
+    (tmp_path / "own.py").write_text(OWN_SCRIPT.format(folder=str(tiny)))
+    own = "model.path=a/name", f"model.path_to_load_script={tmp_path}/own.py"
+    manager = run("dataset=mine.csv", "load_from_disk=false", *QUICK, *own, *without)
     about = {"name": name, "source": "mine.csv", "split": "test", "revision": None}
     assert json.loads(manifests.manifest_path(manager).read_text())["dataset"] == about
 
@@ -250,19 +263,6 @@ def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monk
     assert load_run(run(*QUICK)).manifest["status"] == "completed"
 
 
-OWN_SCRIPT = """
-from lm_polygraph_asmi.host import loading
-def load_model(model_path, **options): return loading.load_model({folder!r}, **options)
-def load_tokenizer(model_path, **options): return loading.load_tokenizer({folder!r}, **options)
-"""
-
-
-def test_a_load_script_may_know_a_model_that_is_not_here(run, tiny, tmp_path):
-    (tmp_path / "own.py").write_text(OWN_SCRIPT.format(folder=str(tiny)))
-    own = "model.path=a/name", f"model.path_to_load_script={tmp_path}/own.py"
-    assert load_run(run(*QUICK, *own)).manifest["status"] == "completed"
-
-
 def test_manifests_are_plain_json_and_written_whole(tmp_path):
     manager = tmp_path / "ue_manager_seed7"
     write_manifest({"status": "running"}, manager)
@@ -327,13 +327,9 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
 
 def test_memory_is_measured_where_the_system_allows_it(monkeypatch):
     """A run begins before PyTorch has touched the GPU, where a reset would raise an error."""
-    refusing = Mock(side_effect=RuntimeError("Invalid device argument"))
-    for name, value in (
-        ("device_count", lambda: 1),
-        ("reset_peak_memory_stats", refusing),
-        ("is_initialized", lambda: False),
-    ):
-        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", Mock(side_effect=RuntimeError))
     callback.reset_peak_memory()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows

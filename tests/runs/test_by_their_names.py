@@ -44,12 +44,6 @@ def files(stand_ins: StandIns, tmp_path_factory: pytest.TempPathFactory) -> Path
     return write_hub(tmp_path_factory.mktemp("hub"), stand_ins)
 
 
-@pytest.fixture
-def hub(files: Path) -> Iterator[Hub]:
-    with Hub(files) as hub:
-        yield hub
-
-
 class Machine:
     """A user's machine, with NLTK's data and spaCy's model; all else is on the hub.
 
@@ -112,8 +106,9 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, hub: Hub, stand_ins: StandIns) -> Machine:
-    return Machine(tmp_path, hub, stand_ins)
+def machine(tmp_path: Path, files: Path, stand_ins: StandIns) -> Iterator[Machine]:
+    with Hub(files) as hub:
+        yield Machine(tmp_path, hub, stand_ins)
 
 
 def test_a_benchmark_on_a_mirror(machine):
@@ -138,8 +133,8 @@ def test_a_benchmark_on_a_mirror(machine):
 
 def test_no_connection_and_nothing_fetched(machine):
     names = [QWEN, *SIDE_MODELS, "LM-Polygraph/coqa"]
-    fetch = "polygraph_asmi fetch --config-name asmi_coqa data.first=2"
-    machine.fails(*COQA, says=(*names, fetch), HF_HUB_OFFLINE="1")
+    says = (*names, "polygraph_asmi fetch --config-name asmi_coqa data.first=2")
+    machine.fails(*COQA, says=says, HF_HUB_OFFLINE="1")
     fetched = machine.start("fetch", *COQA, HF_HUB_OFFLINE="1")
     # Of what is not here no size is known: the language model, five files and the data set.
     assert (fetched.returncode, fetched.stdout.count("│ ? ")) == (1, len(names))
@@ -194,8 +189,9 @@ def test_a_repository_that_stops_answering_in_the_middle_of_a_file(machine, file
     machine.hub.stalls[file], machine.hub.hangs = size, hangs
     name = "roberta-large" if "roberta-large" in file else "/".join(file.split("/")[:2])
     machine.stops(*COQA, says=(name,))
-    fetch = "polygraph_asmi fetch --config-name asmi_coqa"
-    machine.fails(*COQA, says=(name, "does not answer", fetch))
+    machine.fails(
+        *COQA, says=(name, "does not answer", "polygraph_asmi fetch --config-name asmi_c")
+    )
     # It was tried again from there. Of another start, `huggingface_hub` begins the file anew.
     assert any(request.first_byte == size for request in machine.hub.requests)
     machine.hub.resume()
@@ -213,5 +209,6 @@ def test_a_hub_that_does_not_answer_is_asked_once(machine):
     command = ("--config-dir", str(own), "--config-name", "mine", "data.first=2")
     fetch = f"polygraph_asmi fetch --config-name mine --config-dir {own} data.first=2"
     machine.fails(*command, says=("LM-Polygraph/coqa", "does not answer", fetch))
-    asked = [r.path for r in machine.hub.requests if "coqa" in r.path]
-    assert asked == ["/api/datasets/LM-Polygraph/coqa?blobs=true"] * 2
+    assert [r.path for r in machine.hub.requests if "coqa" in r.path] == [
+        "/api/datasets/LM-Polygraph/coqa?blobs=true"
+    ] * 2

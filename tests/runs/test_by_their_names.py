@@ -129,6 +129,8 @@ def test_a_benchmark_on_a_mirror(machine):
     # Of a data set's size nothing is known without a connection.
     assert again.stdout.count(" here ") == again.stdout.count("\n│") - 1 == len(SIDE_MODELS) + 3
     assert (again.returncode, len(hub.requests)) == (0, asked), again.stderr
+    again = machine.start("fetch", *COQA)
+    assert again.stdout.count(" here ") == again.stdout.count("\n│") == len(SIDE_MODELS) + 4
 
 
 def test_no_connection_and_nothing_fetched(machine):

@@ -92,29 +92,23 @@ def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_d
     assert manifest["peak_memory_bytes"]["main"] > 1e8
 
 
-def in_the_third_row(sent):
-    """The calculator, which is sent a signal there."""
-    scored = MaskedHeadsCalculator.__call__
-    rows_done = iter(range(len(PROMPTS)))
-
-    def call(self, *arguments):
-        if next(rows_done) == 2:
-            # A shell's background jobs ignore Ctrl-C.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.kill(os.getpid(), sent)
-        return scored(self, *arguments)
-
-    return call
-
-
 def test_a_stopped_run_goes_on_where_it_was(run, tmp_path):
     """Stopped at any moment, it loses nothing that was scored."""
     own = "estimators=asmi", "output_attentions=false", "asmi.num_samples=2"
     manager = tmp_path / "run" / "ue_manager_seed1"
 
     def stop(sent):
+        scored, rows_done = MaskedHeadsCalculator.__call__, iter(range(len(PROMPTS)))
+
+        def call(self, *arguments):
+            if next(rows_done) == 2:
+                # A shell's background jobs ignore Ctrl-C.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                os.kill(os.getpid(), sent)
+            return scored(self, *arguments)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MaskedHeadsCalculator, "__call__", in_the_third_row(sent))
+            patch.setattr(MaskedHeadsCalculator, "__call__", call)
             return exit_code(run, *own, "cache_path=.")  # a fork, which has the patch
 
     assert stop(signal.SIGKILL) == -signal.SIGKILL
@@ -254,11 +248,13 @@ def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monk
     assert load_run(run(*QUICK)).manifest["status"] == "completed"
 
 
-def test_a_folder_that_changed_is_another_model(tmp_path):
+def test_a_folder_that_changed_is_another_model_and_a_manifest_is_plain_json(tmp_path):
     (tmp_path / "config.json").write_text("one")
     before = model_of({"path": tmp_path})
     (tmp_path / "config.json").write_text("two")  # of the same size
     assert model_of({"path": tmp_path}) != before
+    with pytest.raises(ValueError, match="'seconds'"):
+        manifests.write_manifest({"seconds": float("nan")}, tmp_path / "ue_manager_seed1")
     with pytest.raises(FileNotFoundError, match="RunRecord"):
         read_manifest(tmp_path / "ue_manager_seed1")
 

@@ -41,10 +41,6 @@ def read(source, split="test"):
     return rows.read_data(source, split, "input", "output").rows
 
 
-def ids(asked) -> list[str]:
-    return [row.id for row in asked]
-
-
 def refuses(word: str, source, **changed) -> None:
     """The source, or what is chosen of it, is refused with this word."""
     with pytest.raises((ValueError, OSError), match=word):
@@ -72,7 +68,7 @@ def test_rows_are_read_once_and_replace_those_of_a_killed_run(tmp_path, monkeypa
         assert load_from_disk(rows.saved_rows(config))["id"] == ["q1", "q2"]
         write(file, [QUESTION])
     config.dataset = "asmi_rows"
-    assert ids(rows.run_rows(config).rows) == ["q1"]  # the next run reads anew
+    assert [row.id for row in rows.run_rows(config).rows] == ["q1"]  # the next run reads anew
 
 
 @pytest.mark.parametrize("nowhere", ["", " \n", None])
@@ -172,7 +168,7 @@ def test_sources_and_ids(tmp_path, caplog):
     assert [row.output for row in rows.read_data(source, "test", "question", None).rows] == [""] * 3
     columns = {"id": [2**60, 0, 2**60], "input": list("abc"), "output": list("xyz")}
     Dataset.from_dict(columns).to_parquet(tmp_path / "ids.parquet")
-    assert ids(read(tmp_path / "ids.parquet")) == [f"{2**60}", "0", f"{2**60}#2"]
+    assert [row.id for row in read(tmp_path / "ids.parquet")] == [f"{2**60}", "0", f"{2**60}#2"]
     assert "repeats 1 ids" in caplog.text
 
 

@@ -32,7 +32,6 @@ from lm_polygraph_asmi import (
     estimate_uncertainty,
     score,
 )
-from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED, SECONDS
 from tests.tiny_lm import unmaskable, whitebox
 
@@ -54,21 +53,6 @@ def model():
     return whitebox()
 
 
-def test_scores_are_means_of_the_saved_tokens(model):
-    run = manager(model, [ASMI(), SemASMI(), AdaptASMI()], save_stats=[*SAVED, "greedy_tokens"])
-    run()
-    assert [*map(len, run.stats["asmi_tokens"])] == [*map(len, run.stats["greedy_tokens"])]
-    gates = 1 / (1 + np.exp(-10 * (0.3 - np.array(run.stats["asmi_diversity_second_last"]))))
-    for variant, alphas in ("ASMI", [0, 0]), ("Sem-ASMI", [1, 1]), ("Adapt-ASMI", gates):
-        expected = [
-            (own["mi"] * (1 - alpha * own["agreement"])).mean()
-            for own, alpha in zip(at_depth(run.stats, 0.6), alphas, strict=True)
-        ]
-        np.testing.assert_allclose(run.estimations["sequence", f"{variant} (60%, K=64)"], expected)
-    untimed = dict.fromkeys(set(SECONDS) - {"seconds_samples"}, 0)  # of the host's own calculators
-    assert {n: len(run.stats.get(n, ())) for n in SAVED} == dict.fromkeys(SAVED, 2) | untimed
-
-
 @pytest.mark.parametrize("kind", [ASMI, SemASMI, AdaptASMI])
 def test_one_answer_is_scored_as_by_a_manager_and_by_score(model, kind, monkeypatch):
     settings = {"num_masks": 7, "mask_rate": 0.2, "scope": "response"}
@@ -81,8 +65,10 @@ def test_one_answer_is_scored_as_by_a_manager_and_by_score(model, kind, monkeypa
         samples = run.stats["sample_tokens"][row] if kind is AdaptASMI else None
         assert samples is None or len(samples) == 4
         answer, text_of = (run.stats[name][row] for name in ("greedy_tokens", "greedy_texts"))
-        named = {"samples": samples, "method": estimator.method, "closing_token": False}
-        expected = score(model, text, answer, max_new_tokens=5, **named, **settings)
+        expected = score(
+            model, text, answer, samples=samples, method=estimator.method, closing_token=False,
+            max_new_tokens=5, **settings,
+        )  # fmt: skip
         assert 0 < found.uncertainty == pytest.approx(expected.score)
         assert vars(found) == {
             "uncertainty": run.estimations["sequence", str(estimator)][row], "input_text": text,
@@ -164,16 +150,21 @@ def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
     # The mean over tokens and the gate are the estimators' own.
     estimators = [ASMI(depth=0.9, **settings), SemASMI(closing_token=False, **settings),
                   Perplexity(), AdaptASMI(tau=0.5, **settings)]  # fmt: skip
-    options = {"attention": "sdpa", "details": True, "result_cache": str(tmp_path)}
-    available = available_stat_calculators(estimators, **options)
-    run = manager(model, estimators, available, save_stats=SAVED)
+    available = available_stat_calculators(
+        estimators, attention="sdpa", details=True, result_cache=str(tmp_path)
+    )
+    run = manager(model, estimators, available, save_stats=[*SAVED, "greedy_tokens"])
     run()
     assert len(run.estimations) == 4
+    untimed = dict.fromkeys(set(SECONDS) - {"seconds_samples"}, 0)  # of the host's own calculators
+    assert {n: len(run.stats.get(n, ())) for n in SAVED} == dict.fromkeys(SAVED, 2) | untimed
+    assert [*map(len, run.stats["asmi_tokens"])] == [*map(len, run.stats["greedy_tokens"])]
     assert {name for entry in available for name in entry.stats} >= set(MASKED_HEADS)
     assert list(run.stats["asmi"][0]) == [0.6, 0.9]
     for depth, own in run.stats["asmi"][0].items():
-        expected = settings | {"depth": depth, "mask_sampler": "bernoulli", "attention": "sdpa"}
-        assert own["settings"] == own["settings"] | expected
+        assert own["settings"] == own["settings"] | settings | {
+            "depth": depth, "mask_sampler": "bernoulli", "attention": "sdpa"
+        }  # fmt: skip
         assert own["masks"].shape == (7, 4)
     assert any(tmp_path.iterdir())
 

@@ -49,9 +49,9 @@ def save(figure: Figure, path: str | Path, description: str = "") -> None:
 
     Its layout is computed once and kept.
     """
-    if figure.get_layout_engine():
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)
+        figure.set_layout_engine(None)  # "none" would leave one, and the next format its layout
         for ax in figure.axes:
             _thin_numbers(ax)
     # Leave out the time, so that the same runs write the same files.

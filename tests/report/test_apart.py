@@ -40,8 +40,9 @@ def test_two_processes_write_what_one_writes(items, two, tmp_path, monkeypatch):
     progress = Mock(side_effect=lambda steps, _: steps)
     for jobs in (1, 2):
         build_report(two(), tmp_path / f"out{jobs}", progress, jobs, True, FORMATS)
-    seen = [name for (_, name), _ in progress.call_args_list]
-    assert seen == ["Tables", "Figures", "Settings", "Tables", "Figures"]
+    assert [name for (_, name), _ in progress.call_args_list] == [
+        "Tables", "Figures", "Settings", "Tables", "Figures"
+    ]  # fmt: skip
     one, other = (
         {path.relative_to(out): path.read_bytes() for path in out.rglob("*.*")}
         for out in (tmp_path / "out1", tmp_path / "out2")

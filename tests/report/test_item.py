@@ -51,8 +51,8 @@ def test_values_as_text(value, signed, written):
 @pytest.mark.parametrize("signed", [(), ("a",)])
 def test_a_caption_says_what_its_table_has(value, signed):
     groups = [SimpleNamespace(label=n, answers=SimpleNamespace(too_few=n == "b")) for n in "ab"]
-    item = ReportItem("x", "X", groups, pd.DataFrame({"a": [value]}), signed=signed, resamples=7)
-    with_ends, caption = value[1] == 0, " ".join(item.caption)
+    table, with_ends = pd.DataFrame({"a": [value]}), value[1] == 0
+    caption = " ".join(ReportItem("x", "X", groups, table, signed=signed, resamples=7).caption)
     said = {
         "±: standard error": isinstance(value, PRR), ", 7 resamples": with_ends,
         "it excludes 0": with_ends and signed != (), "reliable intervals: b. ": True,
@@ -68,8 +68,10 @@ def test_a_table_is_flat_in_a_file_and_escaped_and_marked_in_html_and_latex(tmp_
             "PRR": [Marked(PRR(0.5, 0.1), BOLD), Marked(PRR(-0.4, 0.1), ITALIC)],
         }
     )
-    notes = [r"Said & done: {a}\b^2~<c>.", "Figure: drawn."]
-    item = ReportItem("x", "X_t & 5 %", [], table, notes=notes, signed=["gap Δ"], resamples=7)
+    item = ReportItem(
+        "x", "X_t & 5 %", [], table, notes=[r"Said & done: {a}\b^2~<c>.", "Figure: drawn."],
+        signed=["gap Δ"], resamples=7,
+    )  # fmt: skip
     numbers = pd.DataFrame({
         "gap Δ": [nan, 0.1], "gap Δ low": [nan, 0.0], "gap Δ high": [nan, 0.2],
         "PRR": [0.5, -0.4], "PRR standard error": [0.1, 0.1],
@@ -121,16 +123,16 @@ def test_the_frame_of_an_item():
 
 def test_a_users_own_style_changes_no_figure(tmp_path):
     """As a matplotlibrc would, such as one that draws texts by a LaTeX that is not there."""
-    panels = {"PRR, $a_b": {"MSP": Interval(0.1, 0.0, 0.2)}}
     own = {"text.usetex": True, "font.size": 30, "savefig.transparent": True, "figure.dpi": 20}
     for name, style in (("plain", {}), ("own", own)):
         with rc_context(style):
-            save(forest(panels, "ΔPRR"), tmp_path / f"{name}.svg")
+            figure = forest({"PRR, $a_b": {"MSP": Interval(0.1, 0.0, 0.2)}}, "ΔPRR")
+            save(figure, tmp_path / f"{name}.svg")
             assert [rcParams[key] for key in style] == [*style.values()]
     assert (tmp_path / "own.svg").read_bytes() == (tmp_path / "plain.svg").read_bytes()
 
 
-def test_the_papers_figures_for_32_heads():
+def test_the_papers_figures_for_32_heads(tmp_path):
     """Appendix "Derivation of the Coverage-Fidelity Constraints"."""
     table = plan_table(32).set_index("p")
     assert table.loc[0.15, "heads, Gaussian"] == pytest.approx(4.8 + 1.645 * 4.08**0.5, abs=1e-3)
@@ -139,6 +141,7 @@ def test_the_papers_figures_for_32_heads():
     for heads in (4, 64):  # the last admissible row is the default of the estimators
         corner = plan_table(heads).query("admissible").iloc[-1]
         assert (corner["p"], corner["S"]) == mask_plan.operating_point(heads)
+        save(operating_point(plan_table(heads), 8), tmp_path / "plan.png")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,6 @@ def test_the_papers_figures_for_32_heads():
         ("32 --layers 36", 0, "costs 16.2 full"), ("32 --layers 32", 0, "costs 16.8 full"),
     ],
 )  # fmt: skip
-def test_plan_in_the_terminal_and_as_a_figure(tmp_path, options, status, said):
+def test_plan_in_the_terminal(options, status, said):
     done = CliRunner().invoke(main, f"plan --heads {options}", env={"COLUMNS": "120"})
     assert (done.exit_code, said in done.output) == (status, True), done.output
-    save(operating_point(plan_table(32), 8), tmp_path / "plan.png")

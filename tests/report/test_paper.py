@@ -28,9 +28,8 @@ SEM, MSP, FEW = "Sem-ASMI (60%, K=64)", "MaximumSequenceProbability", 200
 
 @pytest.fixture(scope="module")
 def babi(tmp_path_factory, few_resamples) -> RunGroup:  # noqa: ARG001
-    saved = content(1000, depths=(60, 80))
-    (group,) = loaded(tmp_path_factory.mktemp("babi"), saved, papers_manifest())
-    return group
+    folder = tmp_path_factory.mktemp("babi")
+    return loaded(folder, content(1000, depths=(60, 80)), papers_manifest())[0]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +50,7 @@ def beside(groups: list[RunGroup], *makes) -> pd.DataFrame:
 def row_of(table: pd.DataFrame, method: str) -> pd.Series:
     """The row of a method's PRR in the table of all methods."""
     of_method = table["of the paper"].str.startswith("tab:main") & (table["method"] == method)
-    ((_, row),) = table[of_method & (table["depth"] != "80%")].iterrows()
-    return row
+    return table[of_method & (table["depth"] != "80%")].squeeze()  # which is one
 
 
 def test_numbers_stand_beside_those_of_the_paper(babi, prr):
@@ -64,8 +62,8 @@ def test_numbers_stand_beside_those_of_the_paper(babi, prr):
     }
     for method, depth, name in ((MSP, None, MSP), ("Sem-ASMI", 0.6, SEM)):
         here, printed = normalised_prr(babi.score(name), babi.quality), published[method, depth]
-        row = row_of(table, method)[["here", "paper", "difference"]].tolist()
-        assert row == pytest.approx([here, printed, here - printed])
+        row = row_of(table, method)[["here", "paper", "difference"]]
+        assert row.tolist() == pytest.approx([here, printed, here - printed])
     assert table["same protocol"].all()
     # Neither of other settings, nor of methods that were not run.
     assert {*table["setting"]} == {"Qwen3-4B, BabiQA"}
@@ -78,17 +76,16 @@ def test_the_papers_numbers_are_as_they_were_read():
     published = pd.read_csv(paper.PAPER, dtype=str, keep_default_na=False)
     keys = ["label", "model", "dataset", "method", "depth", "quantity"]
     assert len(published.drop_duplicates(keys)) == len(published) == 767
-    read = "\n".join(map(",".join, published.loc[:, "label":"unit"].to_numpy()))
-    assert hashlib.sha256(read.encode()).hexdigest()[:16] == "dd91d5764d646245"
+    read = "\n".join(map(",".join, published.loc[:, "label":"unit"].to_numpy())).encode()
+    assert hashlib.sha256(read).hexdigest()[:16] == "dd91d5764d646245"
 
 
 def test_values_are_those_of_the_statistics(babi):
     """In the paper's units; those of a report of several runs: tests/report/test_report.py."""
     here = beside([babi], datasets, confident_fragile, payoff).set_index("quantity")["here"]
-    lengths = np.array([len(answer) for answer in babi.saved("greedy_tokens")])
     confident, fragile = babi.msp <= np.median(babi.msp), babi.u_sem > np.median(babi.u_sem)
     for quantity, value in (
-        ("median tokens of the answer", np.median(lengths)),
+        ("median tokens of the answer", np.median([*map(len, babi.saved("greedy_tokens"))])),
         ("mean quality", babi.quality.mean()),
         ("confident error", babi.wrong[confident].mean()),
         ("error rate, confident and fragile", 100 * babi.wrong[confident & fragile].mean()),

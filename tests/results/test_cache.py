@@ -28,10 +28,9 @@ def same(found) -> bool:
 
 
 def test_what_was_put_is_found_by_another_process_start(tmp_path, monkeypatch):
-    unknown = KEY | {"revision": None}  # a model that cannot be identified
     for folder, key, found in (
         (tmp_path, KEY, True),
-        (tmp_path, unknown, False),
+        (tmp_path, KEY | {"revision": None}, False),  # a model that cannot be identified
         (None, KEY, False),
     ):
         ResultCache(folder).put(key, RESULT)
@@ -117,8 +116,7 @@ def test_the_active_adapter_is_part_of_a_model():
     own = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
     adapted = peft.get_peft_model(tiny_model("llama"), own, "a")
     adapted.add_adapter("b", own)
-    model = plain_model(adapted)
-    keys = [adapted.set_adapter(name) or model_key(model)["revision"] for name in "aba"]
+    keys = [adapted.set_adapter(name) or model_key(plain_model(adapted)) for name in "aba"]
     assert keys[0] == keys[2] != keys[1]
 
 

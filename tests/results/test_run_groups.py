@@ -50,8 +50,9 @@ def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path)
     first = content()
     for own in at_depth(first["stats"], 0.6):
         del own["mi"]
-    files = save(tmp_path / "first", first), save(tmp_path / "seed 1", content(mask_seed=1))
-    (group,) = load_run_groups(files)
+    (group,) = load_run_groups([
+        save(tmp_path / "first", first), save(tmp_path / "seed 1", content(mask_seed=1))
+    ])  # fmt: skip
     assert (group.variants["Sem-ASMI"], group.settings()["seed"]) == (SEM, 0)
     assert group.mi_tokens is None  # those of seed 1 belong to another score
     assert group.agreement_tokens is not None
@@ -94,9 +95,11 @@ def test_what_makes_two_runs_one_setting(tmp_path, lacking, settings, model, lab
     """Answers that both saved, one model, and no score of one name with two settings."""
     saved, about = content(), manifest(60)
     saved["stats"].pop(lacking, None)
-    other = about | {"model": about["model"] | model}
-    files = save(tmp_path / "a", saved), save(tmp_path / "b", exchanged(saved, **settings), other)
-    assert [group.label for group in load_run_groups(files)] == labels
+    about |= {"model": about["model"] | model}
+    groups = load_run_groups([
+        save(tmp_path / "a", saved), save(tmp_path / "b", exchanged(saved, **settings), about)
+    ])  # fmt: skip
+    assert [group.label for group in groups] == labels
 
 
 FILE = "/home/x/my.questions.csv"
@@ -116,8 +119,9 @@ def test_data_are_what_was_asked_and_no_name_of_a_config(tmp_path, other, gold, 
     first, second = content(), content(mask_seed=1)
     second["stats"]["target_texts"][3] = gold
     about = manifest(60) | OWN | {"config": {"dataset": FILE}}
-    files = save(tmp_path / "a", first, about), save(tmp_path / "b", second, about | other)
-    groups = load_run_groups(files)
+    groups = load_run_groups([
+        save(tmp_path / "a", first, about), save(tmp_path / "b", second, about | other)
+    ])  # fmt: skip
     assert [group.label for group in groups] == labels
     assert {group.run.recorded("dataset")["source"] for group in groups} == {FILE}
 
@@ -136,8 +140,7 @@ def test_data_are_what_was_asked_and_no_name_of_a_config(tmp_path, other, gold, 
 )
 def test_names_of_data(data, dataset, name):
     """`data` as of the node of that name, or `dataset` as LM-Polygraph reads it itself."""
-    config = {} if dataset is None else {"dataset": dataset}
-    found = data_of({"dataset": data, "config": config})
+    found = data_of({"dataset": data, "config": {"dataset": dataset} if dataset else {}})
     assert (found["name"], found["source"]) == (name, (data or {}).get("source", dataset))
 
 

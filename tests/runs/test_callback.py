@@ -23,10 +23,9 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 from lm_polygraph_asmi.analysis.clusters import cluster_key
 from lm_polygraph_asmi.files import locked
-from lm_polygraph_asmi.host import mends
 from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.results import manifest as manifests
-from lm_polygraph_asmi.results.manifest import model_of, read_manifest, write_manifest
+from lm_polygraph_asmi.results.manifest import model_of, read_manifest
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs import callback
 from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
@@ -55,14 +54,17 @@ def run(tmp_path, tiny, monkeypatch):
 
 
 def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_does_not(
-    run, tiny, tmp_path, monkeypatch
+    run, tiny, tmp_path, monkeypatch, capsys
 ):
-    tokens = "+hf_token=hf_SECRET", "++model.load_model_args.token=hf_SECRET"
-    settings = "asmi.num_masks=10", "asmi.mask_rate=0.2", *tokens, "+own=[{token: hf_SECRET}]"
+    settings = (
+        "asmi.num_masks=10", "asmi.mask_rate=0.2", "+hf_token=hf_SECRET",
+        "++model.load_model_args.token=hf_SECRET", "+own=[{token: hf_SECRET}]",
+    )  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(Perplexity, "__call__", failing_at("True"))
         with pytest.raises(RuntimeError, match="no more"):
             run(*settings)
+    assert "stopped in the phase 'estimators': 2 of 4 rows in 0:" in capsys.readouterr().err
     manager = tmp_path / "run" / "ue_manager_seed1"
     failed = read_manifest(manager)
     assert (failed["status"], failed["error"]) == ("failed", "RuntimeError: no more")
@@ -70,12 +72,10 @@ def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_d
         load_run(manager)
     finished, manifest = load_run(run(*settings)), read_manifest(manager)
     assert "SECRET" not in manifests.manifest_path(manager).read_text()
-    revision = model_of({"path": str(tiny)})["revision"]
     assert manifest == manifest | {
         "status": "completed",
         "config_name": "asmi_offline",
-        "model": manifest["model"]
-        | {"name": "asmi_local", "path": str(tiny), "revision": revision},
+        "model": manifest["model"] | {"name": "asmi_local", **model_of({"path": str(tiny)})},
         "dataset": manifest["dataset"] | {"name": "asmi_babiqa", "source": "questions"},
         "seeds": {"run": 1, "masks": 0, "samples": 0, "subsample": 1},
         "rows": {"ids": list("abcd"), "clusters": list(map(cluster_key, PROMPTS))},
@@ -87,28 +87,9 @@ def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_d
         "layer": 2, "mask_rate": 0.2, "num_masks": 10, "top_k": 64, "depth": 0.6, "scope": "all"
     }  # fmt: skip
     assert {own.stop for own in finished.methods.values()} == {("never said",)}
-    stats, seconds = finished.stats, manifest["seconds"]
-    assert stats["asmi_reused_depths"] == [1, 1, 1, 0]
-    for phase, name in (("greedy", "seconds_greedy"), ("asmi", "asmi_seconds")):
-        expected = {"median": np.median(stats[name]), "total": np.sum(stats[name])}
-        assert seconds[phase] == pytest.approx(expected)
-    assert manifest["seconds_wall"] > seconds["asmi"]["total"]
+    assert finished.stats["asmi_reused_depths"] == [1, 1, 1, 0]
+    assert manifest["seconds_wall"] > manifest["seconds"]["asmi"]["total"]
     assert manifest["peak_memory_bytes"]["main"] > 1e8
-
-
-def in_the_third_row(sent):
-    """The calculator, which is sent a signal there."""
-    scored = MaskedHeadsCalculator.__call__
-    rows_done = iter(range(len(PROMPTS)))
-
-    def call(self, *arguments):
-        if next(rows_done) == 2:
-            # A shell's background jobs ignore Ctrl-C.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.kill(os.getpid(), sent)
-        return scored(self, *arguments)
-
-    return call
 
 
 def test_a_stopped_run_goes_on_where_it_was(run, tmp_path):
@@ -117,8 +98,17 @@ def test_a_stopped_run_goes_on_where_it_was(run, tmp_path):
     manager = tmp_path / "run" / "ue_manager_seed1"
 
     def stop(sent):
+        scored, rows_done = MaskedHeadsCalculator.__call__, iter(range(len(PROMPTS)))
+
+        def call(self, *arguments):
+            if next(rows_done) == 2:
+                # A shell's background jobs ignore Ctrl-C.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                os.kill(os.getpid(), sent)
+            return scored(self, *arguments)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MaskedHeadsCalculator, "__call__", in_the_third_row(sent))
+            patch.setattr(MaskedHeadsCalculator, "__call__", call)
             return exit_code(run, *own, "cache_path=.")  # a fork, which has the patch
 
     assert stop(signal.SIGKILL) == -signal.SIGKILL
@@ -165,27 +155,40 @@ def test_several_runs_in_one_folder(run, capsys):
     }
     assert f"polygraph_asmi results {manager.parent}" in capsys.readouterr().err
     name = "ASMI (60%, K=64)"
-    sampled = [asked.index(prompt) for prompt in kept]
-    np.testing.assert_array_equal(first.scores[name], second.scores[name][sampled])
+    np.testing.assert_array_equal(
+        first.scores[name], second.scores[name][[*map(asked.index, kept)]]
+    )
 
 
 QUICK = "estimators=asmi_only", "output_attentions=false", "asmi.num_masks=5", "asmi.mask_rate=0.2"
 
 
+OWN_SCRIPT = """
+from lm_polygraph_asmi.host import loading
+def load_model(model_path, **options): return loading.load_model({folder!r}, **options)
+def load_tokenizer(model_path, **options): return loading.load_tokenizer({folder!r}, **options)
+"""
+
+
 @pytest.mark.parametrize(("without", "name"), [([], "mine"), (["~data"], "asmi_babiqa")])
-def test_a_file_that_the_host_reads_is_recorded(run, tmp_path, without, name):
-    """Under a config's group `benchmark`, unless that names the rows of its node `data`."""
+def test_a_file_that_the_host_reads_is_recorded(run, tiny, tmp_path, without, name):
+    """Under a config's group `benchmark`, unless that names the rows of its node `data`.
+
+    A user's own script loads the model, of which nothing is here.
+    """
     (tmp_path / "mine.csv").write_text("input,output\nWho built it?,Edda\nWhere?,Brask\n")
-    manager = run("dataset=mine.csv", "load_from_disk=false", *QUICK, *without)
-    about = {"name": name, "source": "mine.csv", "split": "test", "revision": None}
-    assert json.loads(manifests.manifest_path(manager).read_text())["dataset"] == about
+    (tmp_path / "own.py").write_text(OWN_SCRIPT.format(folder=str(tiny)))
+    own = "model.path=a/name", f"model.path_to_load_script={tmp_path}/own.py"
+    manager = run("dataset=mine.csv", "load_from_disk=false", *QUICK, *own, *without)
+    assert json.loads(manifests.manifest_path(manager).read_text())["dataset"] == {
+        "name": name, "source": "mine.csv", "split": "test", "revision": None
+    }  # fmt: skip
 
 
 def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkeypatch, capsys):
     """Four: a finding, a start that fails, a row that fails, and one that runs."""
     managers = [tmp_path / "sweep" / str(job) / "ue_manager_seed1" for job in range(4)]
     scored, calls = MaskedHeadsCalculator.__call__, iter(range(99))
-    lasting = Mock(wraps=mends.mended)
 
     def fail_once(*arguments):
         if next(calls) == 1:
@@ -193,7 +196,6 @@ def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkey
         return scored(*arguments)
 
     monkeypatch.setattr(MaskedHeadsCalculator, "__call__", fail_once)
-    monkeypatch.setattr(callback, "mended", lasting)
     managers[1].parent.mkdir(parents=True)
     with locked(managers[1]), pytest.raises(callback.JobFailed) as failed:
         run(*QUICK, "data.first=1,2,3,4", "hydra.sweep.dir=sweep", "--multirun")
@@ -210,10 +212,6 @@ def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkey
     assert [(of["status"], of.get("error")) for of in told] == [
         ("failed", "RuntimeError: no more"), ("completed", None)
     ]  # fmt: skip
-    scripts = [begun.args[0] for begun in lasting.call_args_list]
-    assert len(scripts) == 3
-    for script in scripts:  # as they were
-        assert ("UEManager" in script, "TokenF1" in script) == (True, False)
     assert not [*tmp_path.glob("sweep/*/*.lock"), *tmp_path.glob("sweep/*/rows")]
     assert "fail_once" in capsys.readouterr().out  # the traceback, when it happens
     pickled = pickle.dumps(failed.value)  # as a launcher's processes send it
@@ -250,30 +248,15 @@ def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monk
     assert load_run(run(*QUICK)).manifest["status"] == "completed"
 
 
-OWN_SCRIPT = """
-from lm_polygraph_asmi.host import loading
-def load_model(model_path, **options): return loading.load_model({folder!r}, **options)
-def load_tokenizer(model_path, **options): return loading.load_tokenizer({folder!r}, **options)
-"""
-
-
-def test_a_load_script_may_know_a_model_that_is_not_here(run, tiny, tmp_path):
-    (tmp_path / "own.py").write_text(OWN_SCRIPT.format(folder=str(tiny)))
-    own = "model.path=a/name", f"model.path_to_load_script={tmp_path}/own.py"
-    assert load_run(run(*QUICK, *own)).manifest["status"] == "completed"
-
-
-def test_manifests_are_plain_json_and_written_whole(tmp_path):
-    manager = tmp_path / "ue_manager_seed7"
-    write_manifest({"status": "running"}, manager)
-    with pytest.raises(ValueError, match="'seconds'"):
-        write_manifest({"seconds": float("nan")}, manager)
-    assert json.loads((tmp_path / "asmi_manifest_seed7.json").read_text()) == {"status": "running"}
+def test_a_folder_that_changed_is_another_model_and_a_manifest_is_plain_json(tmp_path):
+    (tmp_path / "config.json").write_text("one")
     before = model_of({"path": tmp_path})
-    write_manifest({"status": "stopped"}, manager)  # of the same size
+    (tmp_path / "config.json").write_text("two")  # of the same size
     assert model_of({"path": tmp_path}) != before
+    with pytest.raises(ValueError, match="'seconds'"):
+        manifests.write_manifest({"seconds": float("nan")}, tmp_path / "ue_manager_seed1")
     with pytest.raises(FileNotFoundError, match="RunRecord"):
-        read_manifest(tmp_path / "ue_manager_seed8")
+        read_manifest(tmp_path / "ue_manager_seed1")
 
 
 @pytest.mark.parametrize(
@@ -327,13 +310,9 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
 
 def test_memory_is_measured_where_the_system_allows_it(monkeypatch):
     """A run begins before PyTorch has touched the GPU, where a reset would raise an error."""
-    refusing = Mock(side_effect=RuntimeError("Invalid device argument"))
-    for name, value in (
-        ("device_count", lambda: 1),
-        ("reset_peak_memory_stats", refusing),
-        ("is_initialized", lambda: False),
-    ):
-        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", Mock(side_effect=RuntimeError))
     callback.reset_peak_memory()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
@@ -341,6 +320,5 @@ def test_memory_is_measured_where_the_system_allows_it(monkeypatch):
 
 
 def test_a_main_that_is_no_function_stops_the_run():
-    config = OmegaConf.create({"hydra": {"mode": "RUN"}})
     with pytest.raises(SystemExit, match="expected a function"):
-        callback.RunRecord().on_job_start(config, task_function=partial(print))
+        callback.RunRecord().on_job_start(OmegaConf.create(), task_function=partial(print))

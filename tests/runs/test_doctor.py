@@ -53,8 +53,9 @@ def shown(overrides, monkeypatch):
 
     def show(tried, *arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(doctor, "try_rows", tried)
-        command = ["doctor", "--config-name", "asmi_offline", *overrides, *arguments]
-        result = CliRunner().invoke(main, command)
+        result = CliRunner().invoke(main, [
+            "doctor", "--config-name", "asmi_offline", *overrides, *arguments
+        ])  # fmt: skip
         return result.exit_code, result.output
 
     return show
@@ -95,9 +96,10 @@ def test_options_that_do_not_fit(words):
 
 def test_a_users_own_config(elsewhere, overrides):
     """On top of a shipped one, with values of Hydra's."""
-    places = "mine: ${hydra:run.dir}\nsave_path: ${hydra:runtime.output_dir}/a"
-    text = f"defaults: [asmi_offline, _self_]\n{places}/${{hydra:sweep.subdir}}\n"
-    (elsewhere / "cwd" / "mine.yaml").write_text(text)
+    (elsewhere / "cwd" / "mine.yaml").write_text(
+        "defaults: [asmi_offline, _self_]\nmine: ${hydra:run.dir}\n"
+        "save_path: ${hydra:runtime.output_dir}/a/${hydra:sweep.subdir}\n"
+    )
     plan = read_plan(compose_run("mine", ".", overrides))
     assert plan.config.mine.startswith("./workdir/output/mine/")
     assert plan.config.save_path == f"{plan.config.mine}/a/0"
@@ -111,8 +113,9 @@ def test_a_run_that_works(elsewhere, overrides, monkeypatch, in_new_process):
     monkeypatch.setattr(doctor.tempfile, "tempdir", str(elsewhere / "tmp"))
     for folder in ("conf", "tmp"):
         (elsewhere / folder).mkdir()
-    arguments = ["doctor", "--config-name", "asmi_offline", "--config-dir", f"{elsewhere}/conf"]
-    shown = CliRunner().invoke(main, [*arguments, *overrides])
+    shown = CliRunner().invoke(main, [
+        "doctor", "--config-name", "asmi_offline", f"--config-dir={elsewhere}/conf", *overrides
+    ])  # fmt: skip
     assert shown.exit_code == 0, shown.output
     text = " ".join(shown.output.split())
     assert text.count("│ ok │") == len(NAMES) + 1
@@ -148,10 +151,7 @@ def test_costs_of_a_whole_run(times, manifest, rows, seeds, expected):
 def test_what_two_rows_show(shown):
     """In a table and in JSON, of a run that works and of one job of a sweep that is not run."""
     scores = pd.DataFrame({"ASMI": [0.1, 0.2], "Perplexity": [0.1, float("nan")]})
-
-    def tried(*_):
-        return scores, SEVERAL
-
+    tried = Mock(return_value=(scores, SEVERAL))
     code, text = shown(tried)
     for row in (
         "warning │ expected finite scores, got others from Perplexity", "a row, other │ 2.50 s",
@@ -160,8 +160,9 @@ def test_what_two_rows_show(shown):
         assert row in " ".join(text.split())
     as_json, text = shown(tried, "--json")
     content = json.loads(text)
-    states = dict.fromkeys(NAMES, "ok") | {"two rows": "warning"}
-    assert {check["check"]: check["state"] for check in content.pop("checks")} == states
+    assert {check["check"]: check["state"] for check in content.pop("checks")} == (
+        dict.fromkeys(NAMES, "ok") | {"two rows": "warning"}
+    )
     assert content == {"config": "asmi_offline", "works": True, "cost": SEVERAL}
     not_run, text = shown(None, "--no-run", "hydra.mode=MULTIRUN")
     assert "asmi_offline, one job of its sweep" in " ".join(text.split())

@@ -4,6 +4,7 @@ import runpy
 import sys
 from collections import defaultdict
 from functools import reduce
+from itertools import product
 from operator import getitem
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from lm_polygraph_asmi.results.manifest import manifest_path, read_manifest, wri
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.merge import merge_runs, ue_metrics
 from lm_polygraph_asmi.runs.rows import shard_of
+from tests.report import runs as planted
 
 ROWS = 23
 PARTS = ("gen_metrics", "estimations", "stats")
@@ -27,32 +29,19 @@ PARTS = ("gen_metrics", "estimations", "stats")
 @pytest.fixture(scope="module")
 def unsplit(tmp_path_factory):
     """LM-Polygraph's manager at the end of a run: finite, NaN and infinite scores and qualities."""
-    empty = tmp_path_factory.mktemp("empty") / "manager"
-    torch.save({"metrics": {}} | {part: defaultdict(list) for part in PARTS}, empty)
-    manager = UEManager.load(str(empty))
+    saved, random = planted.content(ROWS), np.random.default_rng(5)
+    scores = {of: saved["estimations"][of] for of in product(["sequence"], planted.BASELINES)}
+    scores["sequence", "MeanTokenEntropy"][4] = scores["sequence", "MeanTokenEntropy"][20] = np.nan
+    scores["sequence", "RAUQ"] = [np.inf, *random.integers(3, size=ROWS - 2), -np.inf]  # with ties
+    scores["claim", "ClaimScore"] = random.normal(size=2 * ROWS).tolist()
+    saved["gen_metrics"] |= {
+        ("sequence", "Rouge_rougeL"): [*random.random(ROWS - 1), np.nan],
+        ("sequence", "Accuracy"): random.integers(2, size=ROWS).tolist(),
+    }
+    saved = {part: defaultdict(list, (saved | {"estimations": scores})[part]) for part in PARTS}
+    torch.save(saved | {"metrics": {}}, file := tmp_path_factory.mktemp("all") / "manager")
+    manager = UEManager.load(str(file))
     manager.ue_metrics = ue_metrics({})
-    random = np.random.default_rng(5)
-    scores = dict(zip(("ASMI", "Perplexity", "PTrue"), random.normal(size=(3, ROWS)), strict=True))
-    scores["Perplexity"][[4, 20]] = np.nan
-    scores["PTrue"][[0, 22]] = np.inf, -np.inf
-    scores["tied"] = random.integers(3, size=ROWS).astype(float)
-    scores["ClaimScore"] = random.normal(size=2 * ROWS)
-    quality = {name: random.random(ROWS) for name in ("AlignScore", "Rouge_rougeL")}
-    quality["Rouge_rougeL"][7] = np.nan
-    quality["Accuracy"] = random.integers(2, size=ROWS)
-    manager.gen_metrics |= {("sequence", name): of.tolist() for name, of in quality.items()}
-    manager.estimations |= {
-        ("claim" if "Claim" in name else "sequence", name): of.tolist()
-        for name, of in scores.items()
-    }
-    masked = [{"mi": random.random(1 + i % 3), "settings": {"layer": 18}} for i in range(ROWS)]
-    manager.stats |= {
-        "input_texts": [f"question {i}" for i in range(ROWS)],
-        "greedy_tokens": [list(range(i)) for i in range(ROWS)],
-        "asmi": [{0.6: own} for own in masked],
-        "asmi_seconds": random.random(ROWS).tolist(),
-        "seconds_greedy": random.random(ROWS).tolist(),
-    }
     manager.eval_ue()
     return manager
 
@@ -106,45 +95,43 @@ def edit(manager, *names, to):
     write_manifest(manifest, manager)
 
 
-def only_error(paths, out):
-    merged, (error,) = merge_runs(paths, out)
+def errors_of(paths, out):
+    """Of shards that are not joined, in one text."""
+    merged, errors = merge_runs(paths, out)
     assert (merged, out.exists()) == ([], False)
-    return error
+    return "\n".join(errors)
 
 
 def test_a_joined_file_is_that_of_an_unsplit_run(unsplit, tmp_path):
-    files = split(unsplit, tmp_path, shards := 5)
+    files = split(unsplit, tmp_path, 5)
+    edit(files[2], "device", to="a GPU")
+    edit(files[2], "packages", "torch", to="2.9.0")
     late = files[0].parent.rename(tmp_path / "shard9")  # run again, in a later folder
     file = tmp_path / "out/ue_manager_seed1"
-    merged = [("a_model/a_dataset, seed 1", shards, ROWS, file, [])]
-    assert merge_runs([late, *files[:0:-1], *files[1:2]], tmp_path / "out") == (merged, [])
+    assert merge_runs([late, *files[:0:-1], *files[1:2]], tmp_path / "out") == (
+        [("a_model/a_dataset, seed 1", 5, ROWS, file, [])], []
+    )  # fmt: skip
     unsplit.save(tmp_path / "unsplit")
     expected, joined = (torch.load(f, weights_only=False) for f in (tmp_path / "unsplit", file))
     assert repr(joined) == repr(expected)  # which tells types, order and every digit, NaN or not
     assert len(joined["metrics"]) == 4 * 3 * (4 + 2)  # two of the four metrics normalised too
     assert set(file.parent.iterdir()) == {file, manifest_path(file)}
-
-
-@pytest.mark.usefixtures("no_metrics")
-def test_the_joined_manifest(unsplit, tmp_path):
-    files = split(unsplit, tmp_path)
-    edit(files[2], "device", to="a GPU")
-    edit(files[2], "packages", "torch", to="2.9.0")
-    merge_runs([tmp_path], tmp_path / "out")
-    manifest = read_manifest(tmp_path / "out/ue_manager_seed1")
-    seconds = unsplit.stats["seconds_greedy"]
+    manifest, saved = read_manifest(file), unsplit.stats
     data = {"source": "hub/a_dataset", "shard": 0, "num_shards": 1}
     assert manifest == manifest | {
         "status": "completed",
-        "merged_from": [str(tmp_path / f"shard{i}") for i in range(4)],
+        "merged_from": [str(tmp_path / f"shard{i}") for i in (9, 1, 2, 3, 4)],
         "dataset": {"name": "a_dataset", **data},
         "config": manifest["config"] | {"data": data},
         "rows": {name: [f"{name} {i}" for i in range(ROWS)] for name in ("ids", "clusters")},
         "seconds": manifest["seconds"]
-        | {"greedy": {"median": np.median(seconds), "total": np.sum(seconds)}},
-        "seconds_wall": 46.0,
-        "peak_memory_bytes": {"main": 100, "cuda:0": 3},
-        "asmi_reused": 6,
+        | {
+            phase: {"median": np.median(saved[name]), "total": np.sum(saved[name])}
+            for phase, name in (("greedy", "seconds_greedy"), ("asmi", "asmi_seconds"))
+        },
+        "seconds_wall": 60.0,
+        "peak_memory_bytes": {"main": 100, "cuda:0": 4},
+        "asmi_reused": 10,
         "device": "cpu, a GPU",
         "packages": {"torch": "2.8.0, 2.9.0", "numpy": "2.0.0"},
     }
@@ -164,7 +151,7 @@ def test_shards_that_are_missing_failed_killed_or_finished_twice(unsplit, tmp_pa
     edit(first[1], "error", to="OutOfMemoryError: too large")
     first[3].unlink()
     edit(first[3], "status", to="running")
-    text = only_error([first[0], first[1], first[3].parent], out)
+    text = errors_of([first[0], first[1], first[3].parent], out)
     for part in (
         f"failed in {first[1].parent} (OutOfMemoryError: too large): run it",
         "expected one finished job of data.num_shards=4 data.shard=2, got none",
@@ -172,20 +159,10 @@ def test_shards_that_are_missing_failed_killed_or_finished_twice(unsplit, tmp_pa
     ):
         assert part in text
     again = split(unsplit, tmp_path / "again")
-    text = only_error([tmp_path / "first", *again], out)
+    text = errors_of([tmp_path / "first", *again], out)
     assert f"data.shard=0, got completed in {again[0].parent} (no error) and completed in" in text
     (merged,), errors = merge_runs([tmp_path / "first", again[1], again[3]], out)
     assert (merged.rows, errors) == (ROWS, [])
-
-
-@pytest.mark.parametrize("text", ["{", '{"format": 2}'])
-def test_a_manifest_that_is_damaged_or_of_another_release(unsplit, tmp_path, text):
-    files = split(unsplit, tmp_path, 2)
-    manifest_path(files[1]).write_text(text)
-    merged, (unread, missing) = merge_runs([tmp_path], tmp_path / "out")
-    for part in (str(manifest_path(files[1])), f"The rows of {files[1]} are unknown"):
-        assert part in unread
-    assert ("data.shard=1, got none" in missing, merged) == (True, [])
 
 
 def of_content(change):
@@ -196,10 +173,6 @@ def of_content(change):
         torch.save(content, manager)
 
     return edited
-
-
-def pop(part, name):
-    return lambda content: content[part].pop(("sequence", name))
 
 
 def first_three(file):
@@ -218,14 +191,25 @@ def cut_off(file):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda file: manifest_path(file).write_text("{"), "asmi_manifest_seed1.json is damaged: "),
+        (
+            lambda file: manifest_path(file).write_text('{"format": 2}'),
+            "asmi_manifest_seed1.json. The rows of {2} are unknown: ",
+        ),
         (cut_off, "{2} is not a run saved"),
         (
             first_three,
             "shards of [5, 6, 3, 6] rows are not from the same data: run all shards again",
         ),
         (of_content(lambda c: c["stats"]["input_texts"].pop()), "{2} is incomplete: "),
-        (of_content(pop("gen_metrics", "Accuracy")), "different quality metrics: "),
-        (of_content(pop("estimations", "ASMI")), "different estimators: "),
+        (
+            of_content(lambda c: c["gen_metrics"].pop(("sequence", "Accuracy"))),
+            "different quality metrics: ",
+        ),
+        (
+            of_content(lambda c: c["estimations"].pop(("sequence", "RAUQ"))),
+            "different estimators: ",
+        ),
         (
             of_content(lambda c: c["stats"]["asmi"][0][0.6]["settings"].update(layer=9)),
             "different ASMI settings: ",
@@ -244,7 +228,7 @@ def cut_off(file):
 def test_shards_that_do_not_fit(unsplit, tmp_path, change, message):
     files = split(unsplit, tmp_path)
     change(files[2])
-    text = only_error([tmp_path], tmp_path / "out")
+    text = errors_of([tmp_path], tmp_path / "out")
     assert message.format(*files) in text
     for place in (files[0].parent, files[2].parent) if message.startswith("different") else ():
         assert f"in {place}" in text
@@ -261,7 +245,7 @@ def test_rows_that_no_manifest_names(unsplit, tmp_path, texts):
         return manager
 
     (whole,) = split(unsplit, tmp_path / "whole", 1)
-    of_content(lambda c: c["stats"]["input_texts"].__setitem__(1, "question 0"))(whole)
+    of_content(lambda c: c["stats"]["input_texts"].__setitem__(slice(2), ["question 0"] * 2))(whole)
     (merged,), errors = merge_runs([own(whole)], tmp_path / "merged")
     assert (merged.shards, merged.rows, errors) == (1, ROWS, [])
     assert read_manifest(merged.file)["rows"] == {"ids": [], "clusters": []}
@@ -270,8 +254,8 @@ def test_rows_that_no_manifest_names(unsplit, tmp_path, texts):
         for node in (("dataset",), ("config", "data")):
             edit(manager, *node, "num_shards", to=2)
             edit(manager, *node, "shard", to=number)
-    row = "'question 0'" if texts else "0"
-    assert f"[{ROWS}, {ROWS}] rows, with row {row} in 2 of them" in only_error(
+    row = repr(unsplit.stats["input_texts"][0]) if texts else "0"
+    assert f"[{ROWS}, {ROWS}] rows, with row {row} in 2 of them" in errors_of(
         jobs, tmp_path / "out"
     )
 
@@ -283,8 +267,9 @@ def test_statistics_with_missing_entries_are_left_out(unsplit, tmp_path):
     of_content(lambda content: content["stats"]["greedy_tokens"].pop())(files[2])
     (merged,), errors = merge_runs([tmp_path], tmp_path / "out")
     lost = ["greedy_tokens", "asmi_seconds"]
-    left_out = [f"statistic {name} left out, since some rows lack it" for name in lost]
-    assert (merged.warnings, errors) == (left_out, [])
+    assert (merged.warnings, errors) == (
+        [f"statistic {name} left out, since some rows lack it" for name in lost], []
+    )  # fmt: skip
     assert set(load_run(merged.file).stats) == set(unsplit.stats) - {*lost}
 
 
@@ -296,7 +281,7 @@ def test_nothing_is_written_over(unsplit, tmp_path):
     (text,) = merge_runs([tmp_path], out)[1]  # with the joined file among what is searched
     assert f"{out}/ue_manager_seed1 exists" in text
     assert [(path, path.read_bytes()) for path in sorted(out.iterdir())] == before
-    assert "nothing to merge" in only_error([out], tmp_path / "other")
+    assert "nothing to merge" in errors_of([out], tmp_path / "other")
     (out / "ue_manager_seed1").unlink()  # a manifest alone is what an interrupted merge leaves
     assert merge_runs(files, out)[1] == []
 
@@ -318,8 +303,7 @@ def test_command(unsplit, tmp_path):
         edit(file, "dataset", "source", to=[f"hub/{file.parts[-3]}", "part"])
         edit(file, "dataset", "name", to=None)
     code, text = run(runs, "--out", out)
-    merged = f"a_model/complete part, seed 1: {ROWS} rows of 2 shards in {out}/a_model/complete p"
-    assert merged in text
+    assert f"a_model/complete part, seed 1: {ROWS} rows of 2 shards in {out}/a_model/comp" in text
     assert "Error: a_model/incomplete part, seed 1: expected one finished job of " in text
     assert (code, (out / "a_model/incomplete part").exists()) == (1, False)
     assert len(load_run(out / "a_model/complete part/ue_manager_seed2").scores) == ROWS

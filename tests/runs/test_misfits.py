@@ -34,10 +34,10 @@ def found(check: str, plan: Plan) -> list[str]:
 def test_an_estimator_that_is_not_there(name, message):
     config = composed("asmi_demo")
     config.estimators = [{"name": name, "cfg": {} if message else {"metric": "rougeL"}}]
-    faults = read_plan(config, rows=False).faults.get("config", [])
-    assert [(f"cannot build {name}: " in f, message in f) for f in faults] == (
-        [(True, True)] * bool(message)
-    )
+    assert [
+        (f"cannot build {name}: " in fault, message in fault)
+        for fault in read_plan(config, rows=False).faults.get("config", [])
+    ] == ([(True, True)] * bool(message))
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,16 @@ def test_metrics(metric, message):
 
 
 def test_answers_of_other_prompts(monkeypatch, tmp_path):
-    rows = RunRows([DataRow(f"test:{i}", "c", f"{i}?", "x") for i in range(3)])
-    plan = Plan(OmegaConf.create({"asmi": {"answers": f"{tmp_path}/nope"}}), rows=rows)
+    plan = Plan(
+        OmegaConf.create({"asmi": {"answers": f"{tmp_path}/nope"}}),
+        rows=RunRows([DataRow(f"test:{i}", "c", f"{i}?", "x") for i in range(3)]),
+    )
     (text,) = found("answers", plan)
     assert text.startswith(f"asmi.answers: {tmp_path}/nope is neither")
     for known, said in ((["0?"], ["no answers to 2 of 3 prompts (test:1, test:2)"]),
                         (["2?", "1?", "0?"], [])):  # fmt: skip
-        run = SimpleNamespace(stats={"input_texts": known})
-        monkeypatch.setattr(misfits, "load_run", Mock(return_value=run))
+        run = Mock(return_value=SimpleNamespace(stats={"input_texts": known}))
+        monkeypatch.setattr(misfits, "load_run", run)
         for text, part in zip(found("answers", plan), said, strict=True):
             assert part in text
     plan = replace(plan, estimators=[Perplexity(), RAUQ(), ClaimConditionedProbability()])
@@ -123,8 +125,8 @@ def test_a_load_script_that_is_not_there(tmp_path, monkeypatch, named, variable)
 
     def texts(script):
         content = {"hydra": {"runtime": {"config_sources": sources}}}
-        model = {"path_to_load_script": script}
-        return found("model", Plan(OmegaConf.create(content | {"model": model})))
+        content["model"] = {"path_to_load_script": script}
+        return found("model", Plan(OmegaConf.create(content)))
 
     (text,) = texts("own.py")
     assert str(tmp_path / "own.py") in text

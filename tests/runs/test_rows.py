@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import logging
-from itertools import product
 from random import Random
 from unittest.mock import Mock, call
 
@@ -28,8 +26,9 @@ SOUND = {"input": list("abcd"), "output": list("efgh")}
 
 def data(source, **changed):
     """A config's node `data`."""
-    columns = {"split": "test", "text_column": "input", "label_column": "output"}
-    return {"source": str(source)} | columns | changed
+    return {
+        "source": str(source), "split": "test", "text_column": "input", "label_column": "output"
+    } | changed  # fmt: skip
 
 
 def saved(tmp_path, **columns):
@@ -42,10 +41,6 @@ def read(source, split="test"):
     return rows.read_data(source, split, "input", "output").rows
 
 
-def ids(asked) -> list[str]:
-    return [row.id for row in asked]
-
-
 def refuses(word: str, source, **changed) -> None:
     """The source, or what is chosen of it, is refused with this word."""
     with pytest.raises((ValueError, OSError), match=word):
@@ -54,10 +49,9 @@ def refuses(word: str, source, **changed) -> None:
 
 @pytest.mark.parametrize("answer", ["None", "007", "1,200", "Zürich 🙂", ["None", "007"]])
 def test_the_host_reads_every_answer_as_text_from_the_results_folder(tmp_path, answer):
-    several = isinstance(answer, list)
-    source = saved(tmp_path, input=["Answer:"], output=[answer])
-    if not several:
-        source = write(tmp_path / "q.json", [QUESTION._replace(answer=answer)])
+    source = write(tmp_path / "q.json", [QUESTION._replace(answer=answer)])
+    if several := isinstance(answer, list):
+        source = saved(tmp_path, input=["Answer:"], output=[answer])
     node = {"data": data(source), "save_path": str(tmp_path / "run"), "multiref": several}
     folder = rows.saved_rows(OmegaConf.create(node))
     assert folder == tmp_path / "run" / "rows"
@@ -74,36 +68,24 @@ def test_rows_are_read_once_and_replace_those_of_a_killed_run(tmp_path, monkeypa
         assert load_from_disk(rows.saved_rows(config))["id"] == ["q1", "q2"]
         write(file, [QUESTION])
     config.dataset = "asmi_rows"
-    assert ids(rows.run_rows(config).rows) == ["q1"]  # the next run reads anew
+    assert [row.id for row in rows.run_rows(config).rows] == ["q1"]  # the next run reads anew
 
 
 @pytest.mark.parametrize("nowhere", ["", " \n", None])
 def test_twins_share_rows_and_clusters(tmp_path, nowhere):
     """Open and closed book; a question without a passage, which only the latter asks, is alone."""
-    questions = [QUESTION._replace(id=str(i), passage=f"Passage {i // 2}") for i in range(8)]
-    file = write(tmp_path / "q.json", questions)
+    file = write(tmp_path / "q.json", [
+        QUESTION._replace(id=str(i), passage=f"Passage {i // 2}") for i in range(8)
+    ])  # fmt: skip
     opened, closed = (
         rows.select_rows(data(file, size=5, closed_book=closed)).rows for closed in (False, True)
     )
     assert [r._replace(input="") for r in opened] == [r._replace(input="") for r in closed]
-    keys = [cluster_key(f"Passage {int(row.id) // 2}") for row in opened]
-    assert [row.cluster for row in opened] == keys
+    assert all(row.cluster == cluster_key(f"Passage {int(row.id) // 2}") for row in opened)
     assert not {row.input for row in opened} & {row.input for row in closed}
     asked = [QUESTION._replace(passage=nowhere, question=f"Who is {i}?") for i in range(2)]
     alone = rows.select_rows(data(write(file, asked), closed_book=True)).rows
     assert [row.cluster for row in alone] == [cluster_key(q.question) for q in asked]
-
-
-@pytest.mark.parametrize(("size", "seed"), [(5, 1), (5, 2), (20, 1), (30, 1)])
-def test_a_subsample_is_the_one_the_host_draws(size, seed):
-    texts = [f"row {i}" for i in range(20)]
-    before = np.random.get_state()[1].copy()  # noqa: NPY002
-    ours = rows.subsample(texts, size, seed)
-    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
-    host = HostDataset(list(texts), list(texts), batch_size=1)
-    host.subsample(size, seed)
-    # The host shuffles a whole dataset that is asked for in full; here it keeps its order.
-    assert ours == (texts if size == 20 else host.x)
 
 
 def slow_sample(asked: list[DataRow], size: int, seed: int, by_cluster: bool) -> list[DataRow]:
@@ -117,70 +99,55 @@ def slow_sample(asked: list[DataRow], size: int, seed: int, by_cluster: bool) ->
     return taken
 
 
-@pytest.mark.parametrize("by_cluster", [False, True])
-def test_a_sample_is_that_of_a_slow_twin(by_cluster, caplog):
-    caplog.set_level(logging.WARNING, "lm_polygraph")
-    generator = np.random.default_rng(0)
-    for seed, size in product(range(5), (1, 7, 39)):
-        asked = [STORIES[i] for i in generator.permutation(200)[: generator.integers(120, 200)]]
-        expected = slow_sample(asked, size, seed, by_cluster)
-        assert rows.sample(asked, size, seed, by_cluster) == expected
-    assert {int(row.id) % 5 for row in expected} == {*range(5)}  # questions of every kind
-    assert not caplog.records
-    assert len(rows.sample(STORIES, 201, 0, by_cluster)) == (40 if by_cluster else 200)
-    assert "data.sample: expected 201 rows" in caplog.text
-
-
 def slow_choice(size=None, subsample_seed=1, first=None, sample=None, sample_seed=0, sample_by=None,
                 shard=0, num_shards=1):  # fmt: skip
-    """A twin of `rows.select_rows`, of STORIES."""
-    asked = rows.subsample(STORIES, size or len(STORIES), subsample_seed)[:first]
+    """A twin of `rows.select_rows`, of STORIES: the rows of all shards, and those of one."""
+    host = HostDataset(list(STORIES), list(STORIES), batch_size=1)
+    if size and size < len(STORIES):  # the host shuffles all that there is; here it keeps its order
+        host.subsample(size, subsample_seed)
+    asked = host.x[:first]
     if sample:
         asked = slow_sample(asked, sample, sample_seed, sample_by == "cluster")
     size = len(asked)
-    return [r for at, r in enumerate(asked) if ((at + 1) * num_shards - 1) // size == shard]
+    ends = [((at + 1) * num_shards - 1) // size for at in range(size)]
+    return asked, [row for row, end in zip(asked, ends, strict=True) if end == shard]
 
 
-def test_rows_are_those_of_a_slow_choice(tmp_path):
-    """By size, first, sample and shard, in this order."""
+def test_rows_are_those_of_a_slow_choice(tmp_path, caplog):
+    """By size, first, sample and shard, in this order; their digest is that of all shards."""
     columns = {name: [getattr(row, name) for row in STORIES] for name in DataRow._fields}
-    source, generator = saved(tmp_path, **columns), Random(0)
+    source, generator, digests = saved(tmp_path, **columns), Random(0), {}
     choices = {
-        "size": (50, 150, 300), "subsample_seed": (1, 2), "first": (20, 50, 300),
-        "sample": (6, 9), "sample_seed": (0, 3), "num_shards": (2, 3),
+        "size": (50, 150, 200, 300), "subsample_seed": (1, 2), "first": (20, 50, 300),
+        "sample": (6, 9, 201), "sample_seed": (0, 3), "num_shards": (2, 3),
     }  # fmt: skip
     for _ in range(40):
         named = generator.sample([*choices], generator.randrange(len(choices) + 1))
         own = {name: generator.choice(choices[name]) for name in named}
         own["shard"] = generator.randrange(own.get("num_shards", 1))
         own["sample_by"] = generator.choice([None, "cluster"]) if "sample" in own else None
-        asked = rows.select_rows(data(source, **own)).rows
-        assert [row[::2] for row in asked] == [row[::2] for row in slow_choice(**own)], own
-
-
-def test_the_digest_of_chosen_rows_is_that_of_all_shards(tmp_path):
-    columns = {"id": ids(STORIES), "input": [row.input for row in STORIES], "output": ["a"] * 200}
-    source = saved(tmp_path, **columns)
-    shards = [rows.select_rows(data(source, shard=i, num_shards=3)) for i in range(3)]
-    (digest,) = {shard.revision for shard in shards}
-    assert rows.select_rows(data(source, first=199)).revision != digest
-    assert [len(shard.rows) for shard in shards] == [66, 67, 67]
+        caplog.clear()
+        before = np.random.get_state()[1].copy()  # noqa: NPY002
+        asked = rows.select_rows(data(source, **own))
+        np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+        every, expected = slow_choice(**own)
+        assert [row[::2] for row in asked.rows] == [row[::2] for row in expected], own
+        assert ("data.sample: expected" in caplog.text) == (len(every) < own.get("sample", 0))
+        assert digests.setdefault(asked.revision, every) == every
+    assert len({*map(str, digests.values())}) == len(digests)
 
 
 def test_clusters_without_a_column_are_those_of_a_calibration(tmp_path):
     passages = [f"{who} built the ferry Ondine in Brask. " * 4 for who in ("Ann", "Bo", "Cy")]
     prompts = [f"{passage}\nQuestion: {q}" for passage in passages for q in ("Who?", "Where?")]
     source = saved(tmp_path, input=prompts, output=["x"] * 6)
-    own = [row.cluster for row in read(source)]
     expected = clusters_of([Row(i, {"prompt": prompt}) for i, prompt in enumerate(prompts)])
-    assert own == list(map(cluster_key, expected))
-    assert [own.index(key) for key in own] == [0, 0, 2, 2, 4, 4]
-    config = {"dataset": str(source), "eval_split": "test", "load_from_disk": True}
-    columns = {"text_column": "input", "label_column": "output"}
-    listed = rows.run_rows(OmegaConf.create(config | columns))
-    # As manifests name them.
-    assert [row[:2] for row in listed.rows] == [(f"test:{i}", key) for i, key in enumerate(own)]
-    assert (listed.named, listed.chosen) == (True, False)
+    assert [expected.index(cluster) for cluster in expected] == [0, 0, 2, 2, 4, 4]
+    own = {"dataset": str(source), "eval_split": "test", "load_from_disk": True}
+    listed = rows.run_rows(OmegaConf.create(data(source) | own))
+    keys = enumerate(map(cluster_key, expected))
+    assert [row[:2] for row in listed.rows] == [(f"test:{i}", key) for i, key in keys]
+    assert (listed.named, listed.chosen) == (True, False)  # as manifests name them
 
 
 def test_sources_and_ids(tmp_path, caplog):
@@ -201,7 +168,7 @@ def test_sources_and_ids(tmp_path, caplog):
     assert [row.output for row in rows.read_data(source, "test", "question", None).rows] == [""] * 3
     columns = {"id": [2**60, 0, 2**60], "input": list("abc"), "output": list("xyz")}
     Dataset.from_dict(columns).to_parquet(tmp_path / "ids.parquet")
-    assert ids(read(tmp_path / "ids.parquet")) == [f"{2**60}", "0", f"{2**60}#2"]
+    assert [row.id for row in read(tmp_path / "ids.parquet")] == [f"{2**60}", "0", f"{2**60}#2"]
     assert "repeats 1 ids" in caplog.text
 
 
@@ -260,9 +227,8 @@ def test_questions_that_cannot_be_asked(tmp_path, changed, word):
     ],
 )  # fmt: skip
 def test_gold_answers_are_texts_or_lists_of_texts(output, as_text, as_list):
-    row = DataRow("1", "a", "Who?", output)
     for multiref, expected in ((False, as_text), (True, as_list), (None, None)):
-        problem = rows.problem_of(row, multiref)
+        problem = rows.problem_of(DataRow("1", "a", "Who?", output), multiref)
         assert (problem is None, (expected or "") in (problem or "")) == (expected is None, True)
 
 
@@ -297,9 +263,9 @@ def cwd(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", FORMS)
 def test_a_file_is_read_as_it_is_written(cwd, name):
     (cwd / name).write_text(FORMS[name], newline="")
-    found = rows.select_rows(data(name)).rows
-    assert [(r.id, r.input, r.output) for r in found] == [("007", "Who?", "007"),
-                                                          ("08", "When?", "None")]  # fmt: skip
+    assert [(r.id, r.input, r.output) for r in rows.select_rows(data(name)).rows] == [
+        ("007", "Who?", "007"), ("08", "When?", "None")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -319,7 +285,8 @@ def test_a_file_is_read_as_it_is_written(cwd, name):
          r"1 of 2 rows: test:1 \(its answer is 3, not a text\)"),
         ("a.jsonl", '{"input": "a", "output": "b", "output": "c"}\n', "'output' occurs twice"),
         ("a.xlsx", "PK", r"a\.xlsx: expected a file \.jsonl"),
-        ("a.json", '[{"input": "a", "output": "b"}]', r"a\.json, got an error: .*JSON lines"),
+        *(("a.json", content, r"SQuAD-format JSON .* in .*a\.json, got an error: .*JSON lines")
+          for content in ('[{"input": "a"}]', "not json", '{"data": [{"paragraphs": [{}]}]}')),
         ("sub/a.csv", "input,output\na,7\n", r"sub is a folder of files .* name one file \(sub"),
         ("sub/a.jsonl", '{"input": "a", "output": "2020-01-01"}', "sub is a folder of files"),
         *((None, name, f"{name} does not exist")

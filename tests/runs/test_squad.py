@@ -12,8 +12,9 @@ QUESTION = Question("q1", "The mill is red.", "What colour is the mill?", "red")
 def write(path, questions: list[Question]):
     paragraphs: dict[str, list] = {}
     for q in questions:
-        qa = {"id": q.id, "question": q.question, "answers": [{"text": q.answer}]}
-        paragraphs.setdefault(q.passage, []).append(qa)
+        paragraphs.setdefault(q.passage, []).append(
+            {"id": q.id, "question": q.question, "answers": [{"text": q.answer}]}
+        )
     layout = [{"context": passage, "qas": qas} for passage, qas in paragraphs.items()]
     path.write_text(json.dumps({"data": [{"paragraphs": layout}]}))
     return path
@@ -21,11 +22,11 @@ def write(path, questions: list[Question]):
 
 def test_prompts():
     closed = f"Question: {QUESTION.question}\nAnswer:"
-    instruction = "Read the following passage and answer the question.\n"
-    braces = QUESTION._replace(passage="{question}")  # are no places to fill
-    for question in (QUESTION, braces):
-        opened = f"{instruction}Passage:\n{question.passage}\n{closed}"
-        assert prompt_of("paper", closed_book=False)(question) == opened
+    for question in (QUESTION, QUESTION._replace(passage="{question}")):  # no place to fill
+        assert prompt_of("paper", closed_book=False)(question) == (
+            "Read the following passage and answer the question.\n"
+            f"Passage:\n{question.passage}\n{closed}"
+        )
         assert prompt_of("paper", closed_book=True)(question) == closed
     few, few_closed = (prompt_of("demo", closed_book=closed)(QUESTION) for closed in (False, True))
     assert few.endswith(f"Passage: {QUESTION.passage}\n{closed}")
@@ -48,13 +49,6 @@ def test_the_hubs_columns_give_the_questions_of_the_file(tmp_path):
     assert questions_of(columns) == read_squad(write(tmp_path / "q.json", questions)) == questions
     columns[1]["answers"] = {"text": [], "answer_start": []}
     assert [q.answer for q in questions_of(columns)] == [QUESTION.answer, None]
-
-
-@pytest.mark.parametrize("content", ["[]", "not json", '{"data": [{"paragraphs": [{}]}]}'])
-def test_a_file_in_another_layout(tmp_path, content):
-    (tmp_path / "bad.json").write_text(content)
-    with pytest.raises(ValueError, match=r"SQuAD-format JSON .* in .*bad\.json"):
-        read_squad(tmp_path / "bad.json")
 
 
 def test_the_demo_set_is_sound():

@@ -115,6 +115,7 @@ CALLS = (  # a request, and the choices of its response; None: an error
     ({}, [{"message": {"content": None, "refusal": "No."}, "finish_reason": "stop"}]),
     ({"stream": True}, [{"delta": {"content": "Red."}, "finish_reason": "stop"}]),
     ({}, None),
+    ({"n": 2}, [{"index": n, "message": {"content": "Red."}} for n in (0, 1)]),
 )
 
 
@@ -124,12 +125,13 @@ CALLS = (  # a request, and the choices of its response; None: an error
         lambda request, response: {"request": request, "response": response},
         lambda request, response: {**request, "response": json.dumps(response)},
         lambda request, response: {"request": {"body": request}, "response": {"body": response}},
+        lambda request, response: {"input": request, "output": response},
     ],
 )
 def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     """Its rows are taken as they stand; what is no whole answer is left out and counted."""
     lines = [
-        json.dumps(wrapped({"messages": TALK} | request, {"id": f"red{n % 6}", "choices": choices}))
+        json.dumps(wrapped({"messages": TALK} | request, {"id": f"red{n % 7}", "choices": choices}))
         for n, (request, choices) in enumerate((*CALLS, CALLS[0]))
     ]
     log, out = tmp_path / "log.jsonl", tmp_path / "rows.jsonl"
@@ -138,8 +140,8 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     told = re.findall(r"left out, ([\w ]+).*: (\d) \(line (.+)\)", capsys.readouterr().out)
     assert told == [
         ("cut off", "1", "2"), ("a tool call", "1", "3"), ("no text", "1", "4"),
-        ("logged or asked before", "2", "5, 7"), ("an error", "1", "6"),
-        ("not understood ", "1", "8"),
+        ("logged or asked before", "2", "5, 8"), ("an error", "1", "6"),
+        ("several answers", "1", "7"), ("not understood ", "1", "9"),
     ]  # fmt: skip
     (row,) = map(json.loads, out.read_text().splitlines())
     assert row == {"id": "red0", "messages": TALK, "tools": TOOLS, "answer": "Red."}

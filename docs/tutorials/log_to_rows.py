@@ -12,8 +12,8 @@ import click
 
 def request_and_response(line: dict[str, Any]) -> tuple[Any, Any]:
     """EDIT HERE, if need be: where a line of your log has the request and its response."""
-    request = line.get("request", line)  # without `request`, the line itself has `messages`
-    response = line["response"]
+    request = line.get("request") or line.get("input") or line  # or `messages` are in the line
+    response = line["response" if "response" in line else "output"]
     return request, response
 
 
@@ -35,12 +35,13 @@ def text_of(content: Any) -> str:
 
 def answer_of(chunks: list[dict[str, Any]]) -> tuple[str, str]:
     """The answer in a response, or in the chunks of a stream; and why it is left out, or ""."""
-    choices = [choice for chunk in chunks for choice in (chunk.get("choices") or [])[:1]]
+    choices = [choice for chunk in chunks for choice in chunk.get("choices") or []]
     parts = [choice.get("message") or choice.get("delta") or {} for choice in choices]
     ends = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     answer = "".join(text_of(part.get("content")) for part in parts)
     reasons = {
         "an error, no answer": not choices,
+        "several answers": any(choice.get("index") for choice in choices),
         "cut off, or unfinished": not ends or ends[-1] == "length",
         "a tool call": any(part.get("tool_calls") for part in parts),
         "reasoning apart": any(p.get("reasoning_content") or p.get("reasoning") for p in parts),
@@ -55,7 +56,7 @@ def answer_of(chunks: list[dict[str, Any]]) -> tuple[str, str]:
 @click.argument("out", type=click.Path(dir_okay=False))
 def main(log: str, out: str) -> None:
     """Write to OUT a row for each whole answer to a new question in LOG; print what is left out."""
-    left, seen, count = defaultdict[str, list[int]](list), set[str](), 0
+    left, seen, count, strange = defaultdict[str, list[int]](list), set[str](), 0, ""
     with open(log, encoding="utf-8") as lines, open(out, "w", encoding="utf-8") as rows:
         for number, line in enumerate(lines, start=1):
             try:
@@ -66,6 +67,7 @@ def main(log: str, out: str) -> None:
                 talk = [m for m in request["messages"] if m["role"] not in ("system", "developer")]
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 left[f"not understood ({type(error).__name__}: {error})"].append(number)
+                strange = f"Line {number} is not understood: {line[:150]} ...\n"
                 continue
             name, question = str(chunks[0].get("id") or f"line {number}"), json.dumps(talk)
             if not reason and not {name, question}.isdisjoint(seen):
@@ -81,8 +83,10 @@ def main(log: str, out: str) -> None:
     print(f"{log}: {count} rows, in {out}")
     for reason, numbers in left.items():
         print(f"left out, {reason}: {len(numbers)} (line {', '.join(map(str, numbers[:5]))})")
+    if strange:
+        print(f"{strange}If its fields have other names, edit `request_and_response` in {__file__}")
     if not count:
-        print(f"If lines are not understood, edit `request_and_response` in {__file__}")
+        raise SystemExit("No row was made.")
 
 
 if __name__ == "__main__":

@@ -433,8 +433,7 @@ def cluster_band(
 
     def on_sample(times: np.ndarray) -> np.ndarray:
         values = curve(np.repeat(every, times))
-        places = np.linspace(0, len(values) - 1, points)
-        return np.interp(places, np.arange(len(values)), values)
+        return np.interp(np.linspace(0, len(values) - 1, points), np.arange(len(values)), values)
 
     drawn = bootstrap_values(
         lambda counts: np.array([on_sample(times) for times in counts]), rows, BAND_RESAMPLES

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 AGAIN = (
     "If both are made from the same labels, each further calibration lowers the confidence, and "
-    "choosing the best one voids the stated confidence"
+    "choosing the best one voids it: for another risk, label new answers"
 )
 
 

@@ -281,12 +281,18 @@ class Summary:
         self.start = self.printed = time.perf_counter()
 
     def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
-        """Count a row and print its error. In a log, print once a minute how many rows are done."""
+        """Count a row; print its error, or the first warning. Print a count of rows once a minute.
+
+        The count is printed into logs only: in a terminal there is a bar.
+        """
         self.counts["scored" if outcome.error is None else "failed"] += 1
-        self.counts["with warnings"] += outcome.error is None and bool(outcome.result.warnings)
+        name = f"row {row.number}" + ("" if outcome.id is None else f" ({outcome.id})")
         if outcome.error is not None:
-            name = f"row {row.number}" + ("" if outcome.id is None else f" ({outcome.id})")
             self.say(errors, f"{name}: {outcome.error}", "red")
+        elif outcome.result.warnings:
+            self.counts["with warnings"] += 1
+            if self.counts["with warnings"] == 1:
+                self.say(errors, f"First warning, {name}: {outcome.result.warnings[0]}", "yellow")
         if not errors.is_terminal and time.perf_counter() - self.printed >= MINUTE:
             self.say(errors, f"{self.counts['scored'] + self.counts['failed']} rows", None)
             self.printed = time.perf_counter()

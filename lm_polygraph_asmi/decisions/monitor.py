@@ -59,7 +59,7 @@ def monitor(
     if (unlabelled or not rows) and not (accepted & counted).any():
         raise ValueError(
             f"expected at least one accepted answer with a label, got none among {unlabelled}: "
-            'fill "correct" (true or false), or name the sheet with --labels'
+            'write true or false into "correct" of the sheet, and name it with --labels'
         )
     labels = Labelled([one for one in wrong if one is not None], list(compress(clusters, counted)))
     return replace(

@@ -92,8 +92,7 @@ def metric_misfits(plan: "Plan") -> Iterator[str]:
 
 def model_misfits(plan: "Plan") -> Iterator[str]:
     """Find methods that the model's class does not support, and devices that do not exist."""
-    arguments = plan.model.get("load_model_args") or {}
-    yield from _absent_devices(arguments.get("device_map"))
+    yield from _absent_devices((plan.model.get("load_model_args") or {}).get("device_map"))
     if not (script := _load_script(plan)).exists():
         yield (
             f"model.path_to_load_script: there is no {script}. A relative path begins at the "

@@ -89,7 +89,9 @@ class Rejection:
         group, summed = np.zeros((2, len(counts), len(self.starts) + 1))
         self._by_group(count).cumsum(1, out=group[:, 1:])
         self._by_group(count * self.values).cumsum(1, out=summed[:, 1:])
-        return np.array([np.interp(*row) for row in zip(number, group, summed, strict=True)]) / number
+        return (
+            np.array([np.interp(*row) for row in zip(number, group, summed, strict=True)]) / number
+        )
 
     def _by_group(self, ranked: Num[np.ndarray, "b n"]) -> Num[np.ndarray, "b groups"]:
         """Sums over rows of equal scores. `np.add` turns small integers into larger types."""

@@ -31,7 +31,7 @@ MACHINE = {
 }
 """Settings that are hashes of the model, and what it means if they differ."""
 HASHED = MACHINE | {
-    "system": "the system message differs",
+    "system": "the system message, or its role, differs",
     "template": "tools or chat_template_kwargs differ",
 }
 REVISION = ("model", "revision", "attention_in_use", "prompt_format", *HASHED)
@@ -247,7 +247,7 @@ class Calibration:
             return []
         return [
             f"The prompt has {tokens} tokens, but those of the calibration have {lengths[0]:g} to "
-            f"{lengths[-1]:g}: abstain to be safe."
+            f"{lengths[-1]:g}. The guarantee holds only for questions like the labelled ones."
         ]
 
     def save(self, path: str | Path) -> None:

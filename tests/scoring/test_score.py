@@ -1,7 +1,9 @@
 """A call scores an answer as a benchmark run does, and leaves the model as it was."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from copy import deepcopy
+from threading import current_thread
 from unittest.mock import Mock, patch
 
 import numpy as np
@@ -9,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from transformers import GenerationConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lm_polygraph_asmi import AdaptASMI, Scorer, score
 from lm_polygraph_asmi.analysis.mechanism import votes
@@ -169,6 +172,7 @@ def test_samples_as_texts_and_as_ids(model, tokenizer):
         for samples in (texts, ids, [[*one, tokenizer.eos_token_id] for one in ids])
     )
     assert [numbers(other) for other in others] == [numbers(found)] * 2
+    assert found.gate == pytest.approx(1 / (1 + np.exp(-3 * (0.5 - found.diversity))))
     assert found.settings.items() >= {"tau": 0.5, "beta": 3.0, "num_samples": 2}.items()
 
 
@@ -271,6 +275,27 @@ def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(
     assert numbers(found) == numbers(score(model, PROMPT, tokenizer=tokenizer, **settings))
     ids = torch.tensor([[1, 5, 6]])
     trained(ids, labels=ids).loss.backward()
+
+
+def test_calls_of_other_threads_are_right_at_every_moment(monkeypatch, tokenizer):
+    """While an answer and samples are generated, embedded and scored."""
+    model, own, scoring, seen = whitebox().model, LlamaMLP.forward, current_thread(), []
+
+    def other():
+        out = model(torch.tensor([[1, 5, 6]]), output_hidden_states=True, output_attentions=True)
+        return [part.tolist() for part in (*out.hidden_states, *out.attentions)]
+
+    def forward(mlp, states):
+        if current_thread() is scoring:
+            seen.append(pool.submit(other).result(60))
+        return own(mlp, states)
+
+    alone = other()
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    with ThreadPoolExecutor(1) as pool:
+        score(model, PROMPT, tokenizer=tokenizer, method="adapt", num_samples=2, max_new_tokens=3)
+    assert len(seen) > 10
+    assert seen == [alone] * len(seen)
 
 
 @pytest.mark.parametrize("token", [None, "[PAD]"])

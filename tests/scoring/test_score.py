@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lm_polygraph.utils.model import WhiteboxModel
 from transformers import GenerationConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
@@ -20,7 +21,7 @@ from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
-from tests.scoring.conftest import PROMPT, ending_model, greedy
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, ending_model, greedy, templated
 from tests.test_manager import TEXTS, manager
 from tests.tiny_lm import whitebox
 
@@ -93,6 +94,12 @@ def test_stop_strings_of_a_model_of_lm_polygraph(model, tokenizer):
     with patch.object(type(model), "forward", autospec=True, side_effect=type(model).forward) as f:
         assert list(Scorer(own, max_new_tokens=40).read(PROMPT).ids) == plain[:length]
     assert f.call_count < 20  # few after the end
+
+
+def test_a_text_for_an_instruct_model_of_lm_polygraph_is_a_chat(model, tokenizer):
+    own = WhiteboxModel(model, templated(tokenizer, CHAT), instruct=True)
+    of_text, of_chat = (score(own, prompt, [7, 8]) for prompt in (PROMPT, MESSAGES))
+    assert (of_text.prompt, numbers(of_text)) == (MESSAGES, numbers(of_chat))
 
 
 def test_what_a_model_ships_does_not_change_its_answers(model, tokenizer, monkeypatch):

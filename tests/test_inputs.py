@@ -110,6 +110,12 @@ def test_parts_are_one_text(number):
     assert ["message 1" in note for note in found.notes] == [True] * (number > 1)
 
 
+def test_a_call_needs_no_content():
+    message = SAYS | {"content": None, "tool_calls": [CALL]}
+    said = parse_request([ASKED, message, {"role": "tool", "content": "7"}]).prompt[1]
+    assert said == message | {"content": ""}
+
+
 @pytest.mark.parametrize(
     ("last", "word"),
     [

@@ -92,8 +92,11 @@ def test_variation_is_the_mean_or_a_tenth_of_the_largest(positions, equal):
 
 
 @both_scopes
-def test_it_is_made_again_for_more_than_twice_the_lengths_that_were_compared(compares, scope):
+def test_it_is_made_again_for_more_than_twice_the_lengths_that_were_compared(
+    compares, scope, monkeypatch
+):
     """Of a prompt, or of the answers in one pass; a text that was not compared vouches for none."""
+    monkeypatch.setitem(subnetworks.PACKED_POSITIONS, "cpu", 120)  # copies of short answers alone
     model, distinct, draw = tiny_model("llama"), len(masks(6).unique(dim=0)), Random(4)
     texts = [(draw.randint(1, 2 * n), draw.randint(1, 2 * n)) for n in range(1, 31)]
     compared = [(0, 0)]

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from lm_polygraph_asmi import ASMIConfig
 from lm_polygraph_asmi.config import module_paths, target_layer
 from lm_polygraph_asmi.core.engine import Engine
-from lm_polygraph_asmi.core.model import plain_model, structure, structure_of
+from lm_polygraph_asmi.core.model import choice, plain_model, structure, structure_of
 from lm_polygraph_asmi.core.statistics import masked_layer
 from lm_polygraph_asmi.host.model import maskable_model
 from tests.families import (
@@ -22,6 +22,7 @@ from tests.families import (
     both_scopes,
     full_passes,
     masks,
+    of_model,
     sequence,
     subnetwork_log_probs,
     tiny_class,
@@ -231,6 +232,8 @@ def test_named_modules_equal_full_passes(unknown, scope):
     found = subnetwork_log_probs(unknown, IDS, PROMPT, 2, masks(), scope=scope, structure=NAMES)
     plain = full_passes(FAMILIES["llama"], tiny_model("llama"), IDS, PROMPT, scope)
     assert apart(found, plain) < 1e-5
+    # A class that is not listed may keep other things than keys and values.
+    assert "packed" not in of_model(choice.passes_in_use, unknown, scope, structure=NAMES)
 
 
 @pytest.mark.parametrize(

@@ -25,17 +25,21 @@ def late(hidden):
     return torch.cat([hidden[:, :18], hidden[:, 18:] + 2], dim=1)
 
 
-def steer(layers):
-    """Heads, layers, what enters them, and their outputs."""
+def before(layers):
+    layers[3].register_forward_pre_hook(lambda _, args: (late(args[0]),))
+
+
+def behind(layers):
+    """Steering of heads, layers and their outputs."""
     attention = layers[2].self_attn
     attention.register_forward_hook(lambda *call: (call[-1][0] + 0.3, *call[-1][1:]))
     attention.o_proj.register_forward_hook(lambda *call: call[-1] * 1.1)
     layers[2].register_forward_hook(lambda *call: late(call[-1]))
-    layers[3].register_forward_pre_hook(lambda _, args: (late(args[0]),))
 
 
+@pytest.mark.parametrize("steer", [before, behind])
 @both_scopes
-def test_hooks_of_others_are_part_of_the_model(scope):
+def test_hooks_of_others_are_part_of_the_model(scope, steer):
     """Scored as the brute force finds it."""
     model, texts = tiny_model("llama"), (sequence(18, seed=18), sequence(21, seed=21))
     most = allowed(model, texts[1])  # before the hooks, to which a cache is no sequence

@@ -38,6 +38,8 @@ def exchanged(model: nn.Module) -> None:
         (lambda m: setattr(m.model.layers, "1", copy.deepcopy(m.model.layers[0])), False, 1e-2),
         (lambda m: m.model.layers[0].mlp.register_forward_hook(lambda *call: call[-1] * 1.2),
          True, 1e-2),
+        (lambda m: m.model.layers[3].register_forward_pre_hook(lambda _, given: (given[0] + 0.5,)),
+         True, 1e-2),
         (patched, True, 1e-2),
         (exchanged, False, 1e-2),
     ],

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.core.model import attention_of
 from lm_polygraph_asmi.scoring import doctor
 from tests.scoring.test_result import printed
 
@@ -60,7 +61,8 @@ def test_when_a_model_works(states, works):
 
 
 def test_what_is_not_well(model, tokenizer, monkeypatch):
-    """Releases that no test ran on, an attention that it has not, slow passes, wrong numbers."""
+    """Releases that no test ran on, an attention that it has not, slow passes, wrong numbers; the
+    model is left as it was."""
     plain = doctor.Scorer.score
 
     def score(self, *args):
@@ -72,11 +74,13 @@ def test_what_is_not_well(model, tokenizer, monkeypatch):
     monkeypatch.setattr(doctor, "MASKABLE", ("sdpa", "eager", "none"))
     monkeypatch.setattr(doctor, "passes_in_use", lambda *_: ["full"])
     monkeypatch.setattr(doctor.Scorer, "score", score)
+    before = attention_of(model), model.training
     diagnosis = doctor.diagnose_model("tiny", model, tokenizer, ASMIConfig(max_new_tokens=3))
     found = {check["check"]: check["state"] for check in diagnosis.checks}
     expected = {"torch 9": "warning", "none": "unsupported"}
     expected |= {way: "slower" if "sdpa" in way else "problem" for way in ALL_WAYS}
     assert found.items() >= expected.items()
+    assert (attention_of(model), model.training) == before
 
 
 @pytest.mark.parametrize(

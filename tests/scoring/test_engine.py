@@ -107,3 +107,12 @@ def test_an_answer_with_an_impossible_token_is_refused():
 def test_logits_of_no_distribution(bias, at, dtype, advice):
     with pytest.raises(FloatingPointError, match=rf"PhiForCausalLM \({dtype}\).*{advice}"):
         Engine(**SETTINGS).score(phi(bias, at, dtype), *ANSWER)
+
+
+def test_what_is_read_without_masks_is_checked_too():
+    def negate(_module, _given, output):
+        output.last_hidden_state = -output.last_hidden_state
+
+    (model := tiny_model("llama")).model.register_forward_hook(negate)
+    with pytest.raises(RuntimeError, match="final states do not give"):
+        Engine().read(model, *ANSWER)

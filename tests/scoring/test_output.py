@@ -151,6 +151,14 @@ def rows_of(*contents):
     return [Row(number, content) for number, content in enumerate(contents, start=1)]
 
 
+def test_a_label_that_was_changed_where_it_is_written_stays(scorer, tmp_path):
+    rows, out = rows_of(ROWS[0] | {"correct": True}), tmp_path / "out.jsonl"
+    score_file(scorer, rows, out)
+    write(out, [row | {"correct": False} for row in contents(out)])
+    score_file(scorer, rows, out)
+    assert [row["correct"] for row in contents(out)] == [False]
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_what_a_file_does_not_go_on_with(scorer, model, tmp_path, suffix):
     rows, out = [*ROWS, WITH_DOCUMENTS], tmp_path / f"out{suffix}"

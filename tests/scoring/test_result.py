@@ -49,6 +49,7 @@ def test_what_is_said_of_a_score(scored, method, how):
     one, tokens = scored[method, how], len(scored[method, how].tokens)
     assert one.label == METHODS[method] + (f" (aggregation={how})" if how != "mean" else "")
     assert one.highest == pytest.approx(math.log(MASKS) * (tokens if how == "sum" else 1))
+    assert replace(one, counted=1).highest == math.log(MASKS)
     assert one.explanation[0].startswith(
         f"{one.label}: {one.score:.4f} nats (0 to {one.highest:.2f}"
     )

@@ -1,14 +1,18 @@
 """A call scores an answer as a benchmark run does, and leaves the model as it was."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from copy import deepcopy
+from threading import current_thread
 from unittest.mock import Mock, patch
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lm_polygraph.utils.model import WhiteboxModel
 from transformers import GenerationConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lm_polygraph_asmi import AdaptASMI, Scorer, score
 from lm_polygraph_asmi.analysis.mechanism import votes
@@ -17,7 +21,7 @@ from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
-from tests.scoring.conftest import PROMPT, ending_model, greedy
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, ending_model, greedy, templated
 from tests.test_manager import TEXTS, manager
 from tests.tiny_lm import whitebox
 
@@ -90,6 +94,12 @@ def test_stop_strings_of_a_model_of_lm_polygraph(model, tokenizer):
     with patch.object(type(model), "forward", autospec=True, side_effect=type(model).forward) as f:
         assert list(Scorer(own, max_new_tokens=40).read(PROMPT).ids) == plain[:length]
     assert f.call_count < 20  # few after the end
+
+
+def test_a_text_for_an_instruct_model_of_lm_polygraph_is_a_chat(model, tokenizer):
+    own = WhiteboxModel(model, templated(tokenizer, CHAT), instruct=True)
+    of_text, of_chat = (score(own, prompt, [7, 8]) for prompt in (PROMPT, MESSAGES))
+    assert (of_text.prompt, numbers(of_text)) == (MESSAGES, numbers(of_chat))
 
 
 def test_what_a_model_ships_does_not_change_its_answers(model, tokenizer, monkeypatch):
@@ -169,6 +179,7 @@ def test_samples_as_texts_and_as_ids(model, tokenizer):
         for samples in (texts, ids, [[*one, tokenizer.eos_token_id] for one in ids])
     )
     assert [numbers(other) for other in others] == [numbers(found)] * 2
+    assert found.gate == pytest.approx(1 / (1 + np.exp(-3 * (0.5 - found.diversity))))
     assert found.settings.items() >= {"tau": 0.5, "beta": 3.0, "num_samples": 2}.items()
 
 
@@ -271,6 +282,27 @@ def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(
     assert numbers(found) == numbers(score(model, PROMPT, tokenizer=tokenizer, **settings))
     ids = torch.tensor([[1, 5, 6]])
     trained(ids, labels=ids).loss.backward()
+
+
+def test_calls_of_other_threads_are_right_at_every_moment(monkeypatch, tokenizer):
+    """While an answer and samples are generated, embedded and scored."""
+    model, own, scoring, seen = whitebox().model, LlamaMLP.forward, current_thread(), []
+
+    def other():
+        out = model(torch.tensor([[1, 5, 6]]), output_hidden_states=True, output_attentions=True)
+        return [part.tolist() for part in (*out.hidden_states, *out.attentions)]
+
+    def forward(mlp, states):
+        if current_thread() is scoring:
+            seen.append(pool.submit(other).result(60))
+        return own(mlp, states)
+
+    alone = other()
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    with ThreadPoolExecutor(1) as pool:
+        score(model, PROMPT, tokenizer=tokenizer, method="adapt", num_samples=2, max_new_tokens=3)
+    assert len(seen) > 10
+    assert seen == [alone] * len(seen)
 
 
 @pytest.mark.parametrize("token", [None, "[PAD]"])

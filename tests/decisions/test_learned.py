@@ -72,7 +72,7 @@ def test_labels_that_test_do_not_choose():
     (features, simple, wrong), names = answers(1, 300), keys(300, 1)
     learning = choosing_rows(Labelled(wrong, names).codes, seed_of(simple["msp"]), 0.5)
     found, other = (
-        learned_threshold(features, simple, Labelled(labels, names), 0.25, 0.9)
+        learned_threshold(features, simple, Labelled(labels, names), 0.3, 0.9)
         for labels in (wrong, wrong | ~learning)
     )
     assert (found.signal, found.score, found.learning) == ("learned", other.score, other.learning)

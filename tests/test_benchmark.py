@@ -111,6 +111,14 @@ def test_every_model(name):
     assert anywhere or model.load_tokenizer_args.revision == "main"
 
 
+def test_what_needs_no_side_model_is_what_two_groups_have():
+    alone, single, sampled = (
+        names_of(composed("asmi_offline", f"estimators={group}"))
+        for group in ("asmi_no_side_models", "asmi_single_pass", "asmi_sampled")
+    )
+    assert sorted(alone) == sorted(single + sampled)
+
+
 @pytest.mark.parametrize(
     ("like", "name", "asmi", "data"),
     [

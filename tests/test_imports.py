@@ -28,7 +28,8 @@ WITHOUT = {
     "estimators": "transformers datasets",
     **dict.fromkeys(("analysis", "report", "_hydra", "commands"), LIGHT),
     **dict.fromkeys(("heads/analysis", "heads/items"), LIGHT),
-    **dict.fromkeys(("results", "decisions", "heads"), "lm_polygraph datasets"),
+    **dict.fromkeys(("results", "heads"), "lm_polygraph datasets"),
+    "decisions": "lm_polygraph datasets scipy.stats sklearn matplotlib",
     "scoring": "lm_polygraph datasets pandas scipy.stats sklearn matplotlib",
     **dict.fromkeys(("host", "stat_calculators"), "datasets"),
 }

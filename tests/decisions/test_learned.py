@@ -72,27 +72,31 @@ def test_labels_that_test_do_not_choose():
     (features, simple, wrong), names = answers(1, 300), keys(300, 1)
     learning = choosing_rows(Labelled(wrong, names).codes, seed_of(simple["msp"]), 0.5)
     found, other = (
-        learned_threshold(features, simple, Labelled(labels, names), 0.25, 0.9)
+        learned_threshold(features, simple, Labelled(labels, names), 0.3, 0.9)
         for labels in (wrong, wrong | ~learning)
     )
     assert (found.signal, found.score, found.learning) == ("learned", other.score, other.learning)
     assert found.rule.base_rate != other.rule.base_rate  # the labels did change
-    assert (found.rule.tested, other.rule.tested) == (150, 150)  # nor do labels that chose test
+    # Nor do labels that chose test: all of those that do are wrong.
+    assert (found.rule.tested, other.rule.tested, other.rule.threshold) == (150, 150, None)
 
 
 def test_what_leaves_the_simple_signal(monkeypatch):
     """A learned score that ranks no better out of fold, and labels of too few errors."""
     features, simple, wrong = answers(2, 400)
     perfect, few = wrong.astype(float), np.arange(400) < 12
-    noise = np.random.default_rng(0).normal(size=(400, 150))
-    for columns, by, labels, strength, words in (
-        (noise, simple, wrong, 1e6, r"msp: -0\..*200 of 400 clusters"),  # it knows what it saw
-        (perfect[:, None], {"msp": perfect}, wrong, 0.01, "msp"),  # what ranks as well decides
-        (features["hidden"], simple, few, 0.01, "10 clusters with wrong .* among the 200"),
+    # Of four alike answers in a cluster, it knows those that it saw.
+    marks, alike = np.random.default_rng(0).normal(size=(100, 150)), np.repeat(wrong[:100], 4)
+    marks = np.repeat(marks, 4, axis=0)
+    for columns, by, labels, size, strength, words in (
+        (marks, {"msp": alike + marks[:, 0]}, alike, 4, 1e6, r"msp: -0\..*50 of 100 clusters"),
+        (perfect[:, None], {"msp": perfect}, wrong, 1, 0.01, "msp"),  # what ranks as well decides
+        (features["hidden"], simple, few, 1, 0.01, "10 clusters with wrong .* among the 200"),
     ):
         monkeypatch.setattr(learned_scores, "STRENGTH", strength)
-        found = learned_threshold({"hidden": columns}, by, Labelled(labels, keys(400, 1)), 0.3, 0.9)
-        assert (found.signal, found.score) == ("msp", None)
+        known = Labelled(labels, keys(400 // size, size))
+        found = learned_threshold({"hidden": columns}, by, known, 0.3, 0.9, largest=5)
+        assert (found.signal, found.score, found.rule.largest) == ("msp", None, 5)
         assert found.values.tolist() == by["msp"].tolist()
         assert re.search(rf"{words}.*; msp decides\.", found.learning)
 

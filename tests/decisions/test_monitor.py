@@ -56,6 +56,8 @@ def outcome_of(errors, n):
     )
     expected = "holds" if found.p_holds <= 0.2 else "inconclusive"
     assert found.outcome == ("violated" if found.p_violated <= LEVEL else expected)
+    unclear = found.outcome == "inconclusive" and n < found.least_holds
+    assert ("are needed for holds" in str(found)) == unclear
     return found.outcome
 
 

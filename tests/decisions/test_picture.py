@@ -28,7 +28,10 @@ def calibrated(n, per=1, shift=1.0, risk=0.2, signal="msp", unlabelled=False):
     }
     others = {name: draw.normal(size=n) for name in columns} if unlabelled else {}
     answers = Labelled(wrong, keys(n // per, per), resamples=50)
-    return fit(columns, answers, CalibrationOptions(risk, 0.9, signal), unlabelled=others, **ABOUT)
+    return fit(
+        columns, answers, CalibrationOptions(risk, 0.9, signal), unlabelled=others,
+        features=lambda: {"free": np.column_stack([*columns.values()])}, **ABOUT,
+    )  # fmt: skip
 
 
 def marks(page):
@@ -64,9 +67,12 @@ def test_bounds_are_those_of_clopper_and_pearson(n, signal, unlabelled):
         assert "failed" not in outcomes[:-1]
 
 
-@pytest.mark.parametrize(("n", "tested"), [(400, 100), (2400, 1920)])
-def test_clusters_are_thinned_or_bet_on_as_in_the_tests(n, tested):
-    found = calibrated(n, per=4, shift=2.0)
+@pytest.mark.parametrize(
+    ("n", "signal", "tested"), [(400, "msp", 100), (2400, "msp", 1920), (400, "learned", 50)]
+)
+def test_clusters_are_thinned_or_bet_on_as_in_the_tests(n, signal, tested):
+    """Of a learned score, those that chose it do not test."""
+    found = calibrated(n, per=4, shift=2.0, signal=signal)
     bounds, used = bounds_of(found)
     assert (used, [one.level for one in bounds]) == (tested, pytest.approx([0.1] * len(bounds)))
     assert all((one.bound <= 0.2) == (one.outcome == "passed") for one in bounds)

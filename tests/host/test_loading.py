@@ -52,6 +52,7 @@ def test_load_script_leaves_remote_code_off_and_sets_attention(folder):
         ("", {}, False), ("BF16", {}, True), ("AMX", {}, True),
         ("AMX", {"DNNL": "avx512_core"}, False), ("AMX", {"ONEDNN": "DEFAULT"}, True),
         ("AMX", {"ONEDNN": "AVX512_CORE_BF16", "DNNL": "AVX2"}, True),
+        ("AMX", {"ONEDNN": "avx2"}, False),
     ],
 )  # fmt: skip
 def test_processors_with_instructions_for_bfloat16(monkeypatch, has, caps, expected):

@@ -519,18 +519,19 @@ def test_figures_of_many_settings_fit_a_page():
            for i in range(7)}  # fmt: skip
     scoped = {f"{symbol} (60%, K=64, scope=response)": rows["method 3"] for symbol in ("Sem", "a")}
     two = {"m, one": scoped, "m, other": scoped | {"MSP": rows["method 0"]}}
-    for panels in (
-        {f"model, set {i}": rows for i in range(16)}, {f"m, set {i}": rows for i in range(6)},
-        {"a": own["m, d0"]}, own, two,
+    for panels, how in (
+        ({f"model, set {i}": rows for i in range(16)}, {"chance": 0.55}),
+        ({f"m, set {i}": rows for i in range(6)}, {}),
+        ({"a": own["m, d0"]}, {}), (own, {"chance": 0.55}), (two, {}),
     ):  # fmt: skip
-        figure = figures.forest(panels, "PRR", chance=0.55)
+        figure, chance = figures.forest(panels, "PRR", **how), how.get("chance", 0)
         assert (figure.get_size_inches() <= figures.PAGE).all()
         label = figure.get_supxlabel().replace("\n", " ")
-        assert "filled: the interval excludes 0.55; open: it includes it" in label
+        assert f"filled: the interval excludes {chance}; open: it includes it" in label
         lay_out(figure)
         axes = [ax for ax in figure.axes if ax.axison]
         for line in (line for ax in axes for line in ax.lines if line.get_marker() == "o"):
-            filled = abs(line.get_xdata()[0] - 0.55) > 0.3
+            filled = abs(line.get_xdata()[0] - chance) > 0.3
             assert line.get_markerfacecolor() == (figures.BLUE if filled else "white")
         assert len({ax.get_xlim() for ax in axes}) == 1
         places = [ax.get_window_extent() for ax in axes]

@@ -1,6 +1,7 @@
 """A finished run as tables, in Python and in the terminal."""
 
 import io
+import re
 import zipfile
 
 import numpy as np
@@ -97,6 +98,9 @@ def test_table_in_the_terminal(tmp_path, quality, said):
     code, text = show(file)
     assert (code, [words for words in said if words not in text]) == (0, [])
     assert text.index(ASMI) < text.index(MSP)
+    for shown in re.findall(r"(\S+) \[(\S+), (\S+)\]", text):
+        value, low, high = map(float, shown)
+        assert low <= value <= high
 
 
 @pytest.mark.parametrize(

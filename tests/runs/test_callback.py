@@ -221,7 +221,8 @@ def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkey
 
 def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monkeypatch):
     manager = tmp_path / "run" / "ue_manager_seed1"
-    full = Mock(side_effect=OSError("cannot write"))
+    full, lasting = Mock(side_effect=OSError("cannot write")), Mock(wraps=callback.mended)
+    monkeypatch.setattr(callback, "mended", lasting)
     scored = MaskedHeadsCalculator, "__call__"
 
     def damaged(_, file):
@@ -246,6 +247,8 @@ def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monk
         assert (manifest["status"], said in manifest["error"]) == ("failed", True)
         assert not [*tmp_path.glob("run/*.lock"), *tmp_path.glob("run/rows")]
     assert load_run(run(*QUICK)).manifest["status"] == "completed"
+    # The globals of LM-Polygraph's script are as they were.
+    assert ["TokenF1" in begun.args[0] for begun in lasting.call_args_list] == [False] * 5
 
 
 def test_a_folder_that_changed_is_another_model_and_a_manifest_is_plain_json(tmp_path):

@@ -135,6 +135,8 @@ def test_rows_are_those_of_a_slow_choice(tmp_path, caplog):
         assert ("data.sample: expected" in caplog.text) == (len(every) < own.get("sample", 0))
         assert digests.setdefault(asked.revision, every) == every
     assert len({*map(str, digests.values())}) == len(digests)
+    other = saved(tmp_path / "other", **columns | {"output": ["b"] * 200})
+    assert rows.select_rows(data(other)).revision != rows.select_rows(data(source)).revision
 
 
 def test_clusters_without_a_column_are_those_of_a_calibration(tmp_path):

@@ -19,8 +19,8 @@ LINES, PARAMETERS = 60, 7
 CEILINGS = {
     "lm_polygraph_asmi": 11_073,
     "lm_polygraph_asmi/scoring": 1106,
-    "lm_polygraph_asmi/decisions": 928,
-    "tests": 11_617,
+    "lm_polygraph_asmi/decisions": 925,
+    "tests": 10_718,
     "scripts": 1202,
 }
 """Folder -> most statements of its modules."""

@@ -25,6 +25,7 @@ def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below ask
     files = ("--out", place / "answers.jsonl", "--sheet", place / "labels.csv")
     done("score", place / "rows.jsonl", "--model", place / "model", *files,
          "--num-masks", 4, "--mask-rate", 0.3, "--top-k", 8, "--stop", "\\n", "--scope", "response",
+         "--max-new-tokens", 3,
     )  # fmt: skip
     return place
 

@@ -27,7 +27,7 @@ from lm_polygraph_asmi.decisions.learned import fit_score, learned_threshold
 from lm_polygraph_asmi.decisions.rows import _features
 from lm_polygraph_asmi.scoring import Score
 from tests.analysis.simulation import keys
-from tests.decisions.conftest import WORDS, labelled, lines_of, numbered, refused
+from tests.decisions.conftest import WORDS, lines_of, numbered, refused
 from tests.scoring.conftest import PROMPT
 
 
@@ -115,13 +115,9 @@ def test_the_least_number_of_clusters_of_a_kind(kind, number, learns):
 
 
 @pytest.fixture(scope="module")
-def told(scorer):
-    """Scored rows whose word decides whether they are right; a prompt and a cluster each."""
-    rows = labelled(60)
-    for i, row in enumerate(rows):
-        row["prompt"] = f"Question {i // 2}{'.:'[i % 2]} {PROMPT}"
-        row |= {"correct": row["answer"].split()[-1] in WORDS[:4], "cluster": i}
-    return lines_of(scorer, rows)
+def told(scored):
+    """Scored rows whose word decides whether they are right."""
+    return [row | {"correct": row["answer"].split()[-1] in WORDS[:4]} for row in scored[:60]]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +129,7 @@ def learned(scorer, told):
 def test_from_labels_to_decisions(learned, told, scorer):
     """The value of a decision is that of the row when it was labelled."""
     assert (learned.signal, learned.guarantee.share) == ("learned", 0.5)
-    assert "on the 30 of 60 clusters that learn; learned decides." in learned.learning
+    assert "on the 15 of 30 clusters that learn; learned decides." in learned.learning
     assert (learned.learning in str(learned), learned.guarantee.coverage > 0.3) == (True, True)
     found = [outcome.result for outcome in Decider(scorer, learned).score_many(told[:10])]
     for one, row in zip(found, told, strict=False):

@@ -34,7 +34,8 @@ def asked(tmp_path_factory):
     write(place / "in.jsonl", [{"prompt": "?", "answer": "", "cluster": "blank"}, *rows])
     files = ("--out", place / "answers.jsonl", "--sheet", place / "s.csv")
     said = done("score", place / "in.jsonl", "--model", place / "model", *files,
-                "--surest-first", "msp", "--num-masks", 4, "--mask-rate", 0.3)  # fmt: skip
+                "--surest-first", "msp", "--num-masks", 4, "--mask-rate", 0.3,
+                "--max-new-tokens", 3)  # fmt: skip
     assert f"rows: {N}" in said
     return place
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.core.maths import sample_head_masks
 from lm_polygraph_asmi.core.model import choice, devices, rounding, structure_of
 from lm_polygraph_asmi.core.model.readout import wide_product
@@ -23,7 +24,6 @@ from tests.families import (
     IDS,
     PROMPT,
     apart,
-    both_scopes,
     full_passes,
     masks,
     of_model,
@@ -58,9 +58,8 @@ def cases():
             yield pytest.param(name, attention, dtype, marks=[pytest.mark.slow] * slow)
 
 
-@both_scopes
 @pytest.mark.parametrize(("name", "attention", "dtype"), [*cases()], ids=str)
-def test_masked_passes_equal_full_passes(name, attention, dtype, scope, device):
+def test_masked_passes_equal_full_passes(name, attention, dtype, device):
     """Short before long, since windows set in at some length; by the pass of the table."""
     if name not in FAMILIES and device.type != "cpu":
         pytest.skip("on a processor")
@@ -70,51 +69,59 @@ def test_masked_passes_equal_full_passes(name, attention, dtype, scope, device):
         pytest.skip("the class has no SDPA, or SDPA cannot soft-cap its scores")
     model.set_attn_implementation(attention)
     texts = [(sequence(4), 2), (IDS, PROMPT)] if exact else [(IDS, PROMPT)]
-    truths = [full_passes(decoder, model, *text, scope) for text in texts]
-    most = [allowed(model, ids) if exact and name in FAMILIES else 0 for ids, _ in texts]
-    model = model.to(device)
-    for (ids, prompt), on_processor, nats in zip(texts, truths, most, strict=True):
+    each = [(scope, *text) for scope in SCOPES for text in texts]
+    truths = [full_passes(decoder, model, ids, prompt, scope) for scope, ids, prompt in each]
+    controls = [allowed(model, ids) if exact and name in FAMILIES else 0 for ids, _ in texts]
+    model, there = model.to(device), device.type != "cpu"
+    if there and any(controls):
+        on_it = [allowed(model, ids.to(device)) for ids, _ in texts]
+        controls = [*map(max, controls, on_it)]
+    for (scope, ids, prompt), on_processor, nats in zip(
+        each, truths, controls * len(SCOPES), strict=True
+    ):
         how = model, ids.to(device), prompt
-        there = device.type != "cpu"
         slow = full_passes(decoder, *how, scope).cpu() if there else on_processor
-        nats = max(nats, allowed(model, how[1])) if nats and there else nats
         with unchecked() if exact else nullcontext():
             fast = subnetwork_log_probs(*how, decoder.layer, masks(), scope=scope).cpu()
-        assert (fast.shape, fast.dtype) == (slow.shape, torch.float32)
+        assert (fast.shape, fast.dtype) == (slow.shape, torch.float32), scope
         for expected in (slow, on_processor):
             if nats:
-                torch.testing.assert_close(fast, expected, atol=nats, rtol=0)
+                torch.testing.assert_close(
+                    fast, expected, atol=nats, rtol=0, msg=f"{{}} in scope {scope}".format
+                )
             elif exact:
-                assert apart(fast, expected) < 1e-4
+                assert apart(fast, expected) < 1e-4, scope
             else:
                 assert rounding.variation(
                     fast.flatten(0, 1), expected.flatten(0, 1)
-                ) < rounding.limit(dtype)
+                ) < rounding.limit(dtype), scope
         # The test could not fail if masking changed nothing.
         assert apart(slow, slow[:1].expand_as(slow)) > (
             1e-3 if exact else 2 * rounding.limit(dtype)
-        )
-    way = of_model(choice.passes_to_try, model, decoder.layer, scope).first
-    assert way == structure_of(model).passes[scope]
+        ), scope
+        way = of_model(choice.passes_to_try, model, decoder.layer, scope).first
+        assert way == structure_of(model).passes[scope]
 
 
 @pytest.mark.parametrize("name", ["gemma3-mixed", "gpt2"])
-@pytest.mark.parametrize(
-    ("length", "prompt", "layer", "scope"),
-    [
-        (17, 1, 0, "all"), (17, 16, 3, "all"), (17, 16, 0, "response"), (17, 1, 3, "response"),
-        (60, 3, 2, "response"),  # all masks together are longer than the context window
-    ],
-)  # fmt: skip
 @pytest.mark.usefixtures("unseen")
-def test_edges_of_lengths_and_layers(name, length, prompt, layer, scope):
+def test_edges_of_lengths_and_layers(name):
     """Families that tell positions in different ways; also one mask at a time."""
-    model, ids = FAMILIES[name].make(), sequence(length)
-    slow, most = full_passes(FAMILIES[name], model, ids, prompt, scope, layer), allowed(model, ids)
-    how = model, ids, prompt, layer, masks()
-    for budget in (None, 1):
-        fast = subnetwork_log_probs(*how, scope=scope, memory_budget=budget)
-        torch.testing.assert_close(fast, slow, atol=most, rtol=0)
+    model = FAMILIES[name].make()
+    for length, edges in {
+        17: [(1, 0, "all"), (16, 3, "all"), (16, 0, "response"), (1, 3, "response")],
+        60: [(3, 2, "response")],  # all masks together are longer than the context window
+    }.items():
+        ids = sequence(length)
+        most = allowed(model, ids)
+        for prompt, layer, scope in edges:
+            slow = full_passes(FAMILIES[name], model, ids, prompt, scope, layer)
+            how = model, ids, prompt, layer, masks()
+            for budget in (None, 1):
+                fast = subnetwork_log_probs(*how, scope=scope, memory_budget=budget)
+                torch.testing.assert_close(
+                    fast, slow, atol=most, rtol=0, msg=f"{{}} from {prompt}, {scope}".format
+                )
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)

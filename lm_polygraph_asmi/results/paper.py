@@ -8,7 +8,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.config import METHODS, ASMIConfig
-from lm_polygraph_asmi.results.run_groups import RunGroup, same_depth
+from lm_polygraph_asmi.results.run_groups import RunGroup, once, same_depth
 
 PAPER = Path(__file__).parents[1] / "data" / "paper.csv"
 """Numbers that `scripts/paper_numbers.py` of commit 0ad19aa read from the paper's LaTeX. The places
@@ -24,8 +24,8 @@ def read_published() -> pd.DataFrame:
     other columns and how their values begin.
     """
     numbers = pd.read_csv(PAPER, keep_default_na=False, na_values={"depth": "", "n": ""})
-    named = numbers[["model", "dataset"]].agg(lambda names: ", ".join(filter(None, names)), axis=1)
-    return numbers.assign(where=named.replace("", "all settings"))
+    named = zip(numbers["model"], numbers["dataset"], strict=True)
+    return numbers.assign(where=[", ".join(filter(None, n)) or "all settings" for n in named])
 
 
 MODELS = {
@@ -68,6 +68,7 @@ LEFT_OPEN = ("closing_token", "gate_token", "seeded_by")
 """Settings of a score that the paper does not report. Any value of them is comparable."""
 
 
+@once
 def paper_setting(group: RunGroup) -> tuple[str, str]:
     """The paper's names of a setting's model and dataset; empty if the paper does not use it."""
     folder = Path(group.run.recorded("model").get("path") or "").name.lower()
@@ -81,7 +82,8 @@ def paper_setting(group: RunGroup) -> tuple[str, str]:
     return models.get(folder, ""), next(alike, "")
 
 
-def departures(group: RunGroup) -> list[str]:
+@once
+def departures(group: RunGroup) -> tuple[str, ...]:
     """Names of what differs from the paper's protocol, except for the rows and ASMI's settings.
 
     Empty if the setting is comparable. What the manifest does not record counts as a difference.
@@ -90,16 +92,17 @@ def departures(group: RunGroup) -> list[str]:
     """
     setting = paper_setting(group)
     if not all(setting):
-        return [name for name, known in zip(("model", "data"), setting, strict=True) if not known]
+        return tuple(n for n, known in zip(("model", "data"), setting, strict=True) if not known)
     benchmark = BENCHMARKS[setting[1]]
     data = {f"data.{name}": value for name, value in benchmark.recorded.items()}
     expected = PROTOCOL | data | {"max_new_tokens": benchmark.max_new_tokens}
     config = OmegaConf.create(group.run.recorded("config"))
     config.data = group.run.recorded("dataset")
     reasons = [name for name, paper in expected.items() if OmegaConf.select(config, name) != paper]
-    return [*reasons, *(["quality"] if group.metric != "AlignScore" else [])]
+    return (*reasons, *(["quality"] if group.metric != "AlignScore" else []))
 
 
+@once
 def paper_method(group: RunGroup, symbol: str, depth: float) -> str | None:
     """Name of a variant's score that has the paper's settings; None if there is none.
 

@@ -118,7 +118,7 @@ def changed(group: RunGroup, path: str, value: object) -> RunGroup:
 )
 def test_what_departs_from_the_protocol_is_named(babi, prr, path, value, reason):
     other = changed(babi, path, value)
-    assert paper.departures(other) == [reason] * (reason is not None)
+    assert paper.departures(other) == (reason,) * (reason is not None)
     (item,) = papers_numbers([other], prr)
     if reason in ("model", "data"):
         assert item == MissingItem(item.title, "no run has a model and data of the paper")
@@ -129,7 +129,7 @@ def test_what_departs_from_the_protocol_is_named(babi, prr, path, value, reason)
 
 def test_a_setting_of_the_papers_protocol_and_size_is_taken_first(babi):
     rouge, bare = replace(babi, metric="Rouge"), replace(babi, run=replace(babi.run, manifest=None))
-    assert [*map(paper.departures, (rouge, bare))] == [["quality"], ["model", "data"]]
+    assert [*map(paper.departures, (rouge, bare))] == [("quality",), ("model", "data")]
     other = replace(changed(babi, "config.instruct", True), suffix=" b")
     few = replace(babi, rows=babi.rows[:900], suffix=" c")
     for groups, taken, but in (([other, few, babi], babi, None), ([few], few, "rows")):
@@ -183,4 +183,4 @@ def test_the_shipped_configs_are_the_papers_protocol(babi, dataset, model):
              "cache_path"]  # fmt: skip
     job = container(OmegaConf.masked_copy(config, names))
     about = {"model": {"path": job["model"]["path"]}, "dataset": job["data"], "config": job}
-    assert paper.departures(replace(babi, run=replace(babi.run, manifest=about))) == []
+    assert paper.departures(replace(babi, run=replace(babi.run, manifest=about))) == ()

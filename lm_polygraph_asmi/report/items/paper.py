@@ -127,7 +127,7 @@ def _value(number: Any, item: ReportItem, group: RunGroup) -> Any:
 
 def _other_protocol(number: Any, group: RunGroup, tables: Mapping[str, ReportItem]) -> list[str]:
     """Names of what differs between a setting and the paper's protocol for this number."""
-    reasons = departures(group)
+    reasons = [*departures(group)]
     sizes = (_rows(number, group), BENCHMARKS[paper_setting(group)[1]].rows)
     # Allow for rounding ("8K" on CoQA) and for rows that were left out.
     if not any(abs(len(group) - rows) <= 0.02 * rows for rows in sizes):

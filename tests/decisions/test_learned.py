@@ -117,7 +117,7 @@ def test_the_least_number_of_clusters_of_a_kind(kind, number, learns):
 @pytest.fixture(scope="module")
 def told(scored):
     """Scored rows whose word decides whether they are right."""
-    return [row | {"correct": row["answer"].split()[-1] in WORDS[:4]} for row in scored[:60]]
+    return [row | {"correct": row["answer"].split()[-1] in WORDS[:4]} for row in scored]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def learned(scorer, told):
 def test_from_labels_to_decisions(learned, told, scorer):
     """The value of a decision is that of the row when it was labelled."""
     assert (learned.signal, learned.guarantee.share) == ("learned", 0.5)
-    assert "on the 15 of 30 clusters that learn; learned decides." in learned.learning
+    assert "on the 19 of 38 clusters that learn; learned decides." in learned.learning
     assert (learned.learning in str(learned), learned.guarantee.coverage > 0.3) == (True, True)
     found = [outcome.result for outcome in Decider(scorer, learned).score_many(told[:10])]
     for one, row in zip(found, told, strict=False):

@@ -2,20 +2,16 @@
 
 import gc
 import sys
-from collections.abc import Callable
-from functools import wraps
-from types import FunctionType
+from functools import partial, wraps
 from typing import Any
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
-from jaxtyping import TypeCheckError
 
 if "pytest" in sys.modules:
     gc.disable()  # until all is imported, see conftest: nothing of it is garbage
 
-_check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeCheckError))
-_jaxtyped = jaxtyping.jaxtyped
+_check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))
 
 
 def check(function: Any) -> Any:
@@ -36,25 +32,19 @@ def check(function: Any) -> Any:
     return checked
 
 
-def _jaxtyped_in_short(*, typechecker: Any) -> Callable[[Any], Any]:
-    """What the hook decorates with. Its own binds the arguments of every call, checked or not, and
-    checks them twice: a tenth of the time of all tests, or more."""
+def _decorated(made: Any, typechecker: Any, jaxtyped: Any = jaxtyping.jaxtyped) -> Any:
+    """In the place of what the hook decorates with, which binds the arguments of every call,
+    checked or not, and checks them twice: a tenth of the time of all tests, or more."""
+    if not hasattr(made, "__code__"):
+        return jaxtyped(made, typechecker=typechecker)
+    checked = check(made)
 
-    def decorate(made: Any) -> Any:
-        if not isinstance(made, FunctionType):
-            return _jaxtyped(made, typechecker=typechecker)
-        checked = check(made)
-        if checked is made:
-            return made
+    @wraps(made)
+    def in_context(*arguments: Any, **named: Any) -> Any:
+        with jaxtyped("context"):  # in which a letter is one number
+            return checked(*arguments, **named)
 
-        @wraps(made)
-        def in_context(*arguments: Any, **named: Any) -> Any:
-            with _jaxtyped("context"):  # in which a letter is one number
-                return checked(*arguments, **named)
-
-        return in_context
-
-    return decorate
+    return made if checked is made else in_context
 
 
-jaxtyping.jaxtyped = _jaxtyped_in_short
+jaxtyping.jaxtyped = lambda typechecker: partial(_decorated, typechecker=typechecker)

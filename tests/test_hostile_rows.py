@@ -30,7 +30,10 @@ def test_rows_are_right_or_refused(scorers, tmp_path, request):
         found = outcomes(scorers[stop], door, given, tmp_path / f"{place}.{door}")
         seen += expected
         if isinstance(found, str):
-            right = any(is_refused_file(verdict, found) for verdict in expected)
+            right = any(
+                isinstance(verdict, border.Refused) and verdict.file and verdict.is_named_in(found)
+                for verdict in expected
+            )
         else:
             pairs = list(zip_longest(expected, found))
             right = all(is_right(verdict, outcome, stop) for verdict, outcome in pairs)
@@ -95,7 +98,3 @@ def is_right(verdict, outcome, stop):
         return bool(verdict.doubt)
     text, msp = border.number(verdict.prompt, verdict.answer, stop)
     return outcome == (text, pytest.approx(msp, abs=1e-3), verdict.label)
-
-
-def is_refused_file(verdict, error):
-    return isinstance(verdict, border.Refused) and verdict.file and verdict.is_named_in(error)

@@ -22,8 +22,8 @@ def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below ask
     tiny_lm.save(place / "model")
     rows = [*labelled(30), {"prompt": PROMPT, "answer": "", "correct": True, "cluster": "blank"}]
     write(place / "rows.jsonl", [*rows, {"prompt": "Where?", "answer": " x", "cluster": "none"}])
-    files = ("--out", place / "answers.jsonl", "--sheet", place / "labels.csv")
-    done("score", place / "rows.jsonl", "--model", place / "model", *files,
+    done("score", place / "rows.jsonl", "--model", place / "model",
+         "--out", place / "answers.jsonl", "--sheet", place / "labels.csv",
          "--num-masks", 4, "--mask-rate", 0.3, "--top-k", 8, "--stop", "\\n", "--scope", "response",
          "--max-new-tokens", 3,
     )  # fmt: skip

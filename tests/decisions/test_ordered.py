@@ -32,8 +32,8 @@ def asked(tmp_path_factory):
         for i in range(N)
     ]  # fmt: skip
     write(place / "in.jsonl", [{"prompt": "?", "answer": "", "cluster": "blank"}, *rows])
-    files = ("--out", place / "answers.jsonl", "--sheet", place / "s.csv")
-    said = done("score", place / "in.jsonl", "--model", place / "model", *files,
+    said = done("score", place / "in.jsonl", "--model", place / "model",
+                "--out", place / "answers.jsonl", "--sheet", place / "s.csv",
                 "--surest-first", "msp", "--num-masks", 4, "--mask-rate", 0.3,
                 "--max-new-tokens", 3)  # fmt: skip
     assert f"rows: {N}" in said

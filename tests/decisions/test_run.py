@@ -159,14 +159,11 @@ def test_a_run_of_chats(tmp_path, instruct):
     assert {name: found.get(name) for name in ("prompt_format", "system")} == expected
 
 
-def all_wrong(saved):
-    saved["gen_metrics"]["sequence", "AlignScore"] = [0.1] * 60
-
-
 @pytest.mark.parametrize(
     ("change", "asked", "words"),
     [
-        (all_wrong, {}, "all wrong"), (None, {"depth": 0.9}, r"depth=0\.9; it has"),
+        (lambda saved: saved["gen_metrics"].update({("sequence", "AlignScore"): [0.1] * 60}),
+         {}, "all wrong"), (None, {"depth": 0.9}, r"depth=0\.9; it has"),
         (None, {"aggregation": "sum"}, "aggregation='sum'"), (None, {"metric": "BLEU"}, "'BLEU'"),
         (lambda saved: saved["estimations"].pop(("sequence", METHODS["adapt"])),
          {"signal": "adapt"}, "method='adapt'"),

@@ -127,8 +127,10 @@ def test_it_is_made_for_every_layer_scope_attention_and_state(compares):
     assert compares(model, ids, layer=1)
 
 
-WRONG, FAILS = "it differs from full passes", "it raised KeyError"
-NO_NUMBER = "it differs from full passes by a total variation of inf"
+WRONG, FAILS, NO_NUMBER = (
+    "it differs from full passes", "it raised KeyError",
+    "it differs from full passes by a total variation of inf",
+)  # fmt: skip
 
 
 @both_scopes
@@ -245,15 +247,6 @@ def kernelized(model: nn.Module | None = None) -> nn.Module:
     return model
 
 
-def first_row_alone(x: Tensor) -> Tensor:
-    return torch.cat([x[:1] * 1.5, x[1:]])
-
-
-def one_position(x: Tensor) -> Tensor:
-    """That the first text does not have."""
-    return torch.cat([x[:, :25], 1.5 * x[:, 25:26], x[:, 26:]], dim=1)
-
-
 def hooked(change: Callable[[Any], Any], at: str = "layers.3.mlp") -> nn.Module:
     model = tiny_model("llama")
     model.model.get_submodule(at).register_forward_hook(lambda *call: change(call[-1]))
@@ -268,8 +261,6 @@ def overwritten() -> nn.Module:
 
 
 NO_MEMORY = Mock(side_effect=torch.OutOfMemoryError("no memory is left"))
-
-
 ROWS, PLACE = "rows after the prompt", "model.layers.3.mlp does not act on each position alike"
 
 
@@ -284,7 +275,9 @@ ROWS, PLACE = "rows after the prompt", "model.layers.3.mlp does not act on each 
         *((make, (choice.FULL, choice.FULL), (1, 1), PLACE)
           for make in (overwritten, *(
               partial(hooked, change) for change in (
-                  first_row_alone, one_position,
+                  lambda x: torch.cat([x[:1] * 1.5, x[1:]]),  # the first row alone
+                  # One position, that the first text does not have.
+                  lambda x: torch.cat([x[:, :25], 1.5 * x[:, 25:26], x[:, 26:]], dim=1),
                   lambda x: x.mean(0, keepdim=True),  # one row of several
                   lambda x: x.view(1, *x.shape[1:]),  # takes one row alone
               )))),
@@ -423,8 +416,8 @@ def test_compiled_layers_share_their_graphs(name, scope, kernels, monkeypatch):
     torch._dynamo.reset()
     forwards.compiled_forward.cache_clear()
     graphs = torch._dynamo.utils.counters["stats"]
-    kinds = {"layer_types": MIXED_LAYERS * 2} if name == "gemma3-mixed" else {}
-    model = tiny_model(name, "sdpa", num_hidden_layers=8, **kinds)
+    own = {"layer_types": MIXED_LAYERS * 2} if name == "gemma3-mixed" else {}
+    model = tiny_model(name, "sdpa", num_hidden_layers=8, **own)
     model, made = kernelized(model) if kernels else model, [graphs["unique_graphs"]]
     for layer, length in product((4, 1), (17, 19)):
         found = score(model, length, layer, scope=scope, compiles=True)

@@ -225,11 +225,8 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
     drawn, table = everything.drawn["distinct_signal"], everything.table("distinct_signal")
     assert not table["signal"].isin([*group.variants.values()]).any()  # each signal is tested once
     first = table.query("signal == 'u_sem, mean' and controls == 'MSP, H'")["residual AUROC"]
-    assert points_of(drawn.axes[0])[::-1] == pytest.approx(first.tolist())
-
-
-def points_of(ax):
-    return [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "o"]
+    points = [line for line in drawn.axes[0].lines if line.get_marker() == "o"]
+    assert [line.get_xdata()[0] for line in points[::-1]] == pytest.approx(first.tolist())
 
 
 def test_every_number_of_the_paper_has_its_place(everything):
@@ -397,21 +394,11 @@ def all_alike(value):
     return lambda saved: saved["gen_metrics"].update({("sequence", "AlignScore"): [value] * 60})
 
 
-def untimed_and_right(saved):
-    without("stats", lambda name: "seconds" not in name)(saved)
-    all_alike(0.9)(saved)
-
-
 def constant(saved):
     """The scores and MI_t of ASMI are 0."""
     for name in saved["methods"]:
         saved["estimations"]["sequence", name] = [0.0] * 60
     put_at(saved["stats"], 0.6, mi=[0 * own["mi"] for own in at_depth(saved["stats"], 0.6)])
-
-
-def cut_short(saved):
-    """One answer has no token."""
-    saved["stats"]["asmi"][5][0.6]["mi"] = np.array([])
 
 
 @pytest.mark.parametrize(
@@ -422,10 +409,14 @@ def cut_short(saved):
         (without("stats", lambda name: not name.startswith("asmi")),
          ["mi_tokens not saved", "asmi not saved"]),
         (lambda saved: saved.update(content(depths=())), ["u_sem not saved", "details=true"]),
-        (cut_short, ["mi_tokens not saved, or not finite for every row", "two K", "two or more",
-                     "scored twice with other masks or samples", "with and without"]),
+        # One answer has no token.
+        (lambda saved: saved["stats"]["asmi"][5][0.6].update(mi=np.array([])),
+         ["mi_tokens not saved, or not finite for every row", "two K", "two or more",
+          "scored twice with other masks or samples", "with and without"]),
         (constant, ["u_sem is the same for all answers", "MI_t or A_t is the same everywhere"]),
-        (untimed_and_right, ["all answers are right", "no seconds of more than 10"]),
+        (lambda saved: [change(saved) for change in (all_alike(0.9), without(
+            "stats", lambda name: "seconds" not in name))],
+         ["all answers are right", "no seconds of more than 10"]),
         (all_alike(0.1), ["all answers are wrong"]),
     ],
 )  # fmt: skip

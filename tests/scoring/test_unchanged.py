@@ -129,11 +129,7 @@ def test_a_tokenizer_that_another_thread_truncates_with(trained, tokenizer, monk
     assert scored(shared) == right
 
 
-def at_once(change):
-    change()
-
-
-@pytest.mark.parametrize("run", [in_a_thread, at_once])
+@pytest.mark.parametrize("run", [in_a_thread, lambda change: change()])
 def test_a_fork_amid_a_score(run, trained, tokenizer, monkeypatch):
     """Of another thread, or of the one that is inside the session and holds its lock: the child
     scores as its parent does, and a child outside the session finds the model as it was."""

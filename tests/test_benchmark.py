@@ -113,7 +113,7 @@ def test_every_model(name):
 
 def test_what_needs_no_side_model_is_what_two_groups_have():
     alone, single, sampled = (
-        names_of(composed("asmi_offline", f"estimators={group}"))
+        names_of(composed("asmi_demo", f"estimators={group}"))
         for group in ("asmi_no_side_models", "asmi_single_pass", "asmi_sampled")
     )
     assert sorted(alone) == sorted(single + sampled)

@@ -15,7 +15,6 @@ from lm_polygraph_asmi.runs.rows import DataRow, RunRows
 from tests.composing import composed, run_of
 from tests.runs.test_rows import saved
 
-
 FEW = "estimators=asmi_only"
 """Which are built in half the time."""
 

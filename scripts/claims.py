@@ -12,7 +12,7 @@ Features, models and tests are those of docs/evidence/fresh-plan.md.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -279,19 +279,23 @@ class Gain(NamedTuple):
         return self.second - self.first
 
 
+@cache
+def draws(clusters: int) -> np.ndarray:
+    """(RESAMPLES, clusters) how often each is drawn."""
+    chance = np.full(clusters, 1 / clusters)
+    counts = np.random.default_rng(SEED).multinomial(clusters, chance, RESAMPLES)
+    return counts.astype(np.float32)
+
+
 def gain(pairs: list[Pair], kept: Callable[[Rows], bool] = lambda _: True) -> Gain:
     """Of the mean over the kept settings; all settings of the same data share their draws."""
     values, drawn = [], []
-    for data in ("BabiQA", "SQuAD"):
+    for data in sorted({pair.rows.data for pair in pairs}):
         shared = [pair for pair in pairs if pair.rows.data == data]
-        if not shared:
-            continue
         union = np.unique(np.concatenate([pair.rows.clusters for pair in shared]))
-        rng = np.random.default_rng(SEED)
-        counts = rng.multinomial(len(union), np.full(len(union), 1 / len(union)), RESAMPLES)
         for pair in (pair for pair in shared if kept(pair.rows)):
             wrong = pair.rows.wrong(pair.label)
-            weights = counts[:, np.searchsorted(union, pair.rows.clusters)].astype(np.float32)
+            weights = draws(len(union))[:, np.searchsorted(union, pair.rows.clusters)]
             values.append([auroc(score, wrong)[0] for score in pair[2:]])
             drawn.append(np.subtract(*(auroc(s, wrong, weights) for s in pair[:1:-1])))
     mean = np.mean(drawn, axis=0)

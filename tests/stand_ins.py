@@ -61,7 +61,7 @@ def make_stand_ins(folder: Path) -> StandIns:
         config = _roberta(made.cross_encoder, num_labels=1)
         transformers.RobertaForSequenceClassification(config).save_pretrained(made.cross_encoder)
         _make_align_score(made.align_score, directory / "roberta-large")
-    spacy.blank("en", meta={"name": "stand_in"}).to_disk(directory / "en_core_web_sm")
+    spacy.blank("xx", meta={"name": "stand_in"}).to_disk(directory / "en_core_web_sm")
     # Without abbreviations and the like, sentences end wherever punctuation suggests it.
     punkt = nltk_data / "tokenizers" / "punkt_tab" / "english"
     punkt.mkdir(parents=True)

@@ -1,6 +1,7 @@
 """Every shipped config, run on a tiny model and tiny data in its benchmark's own format."""
 
 import json
+from collections.abc import Callable
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -24,7 +25,6 @@ from tests.benchmarks import EXAMPLES, STORIES, babi_prompt, coqa_prompt, hub_da
 from tests.composing import composed
 from tests.polygraph import polygraph_eval_here
 from tests.runs.test_squad import QUESTION, write
-from tests.stand_ins import StandIns
 
 
 def shipped(group: str) -> list[str]:
@@ -41,14 +41,32 @@ NEEDED = {"asmi_stability": ["answers=somewhere"], "asmi_heads": ["asmi.answers=
 
 
 @pytest.fixture
-def answers(at_stand_ins, tiny, tmp_path_factory) -> Path:
-    """A run over CoQA that others take their answers from; made once."""
-    folder = tmp_path_factory.getbasetemp() / "answers"
-    if not folder.exists():
-        overrides = tiny_run(tiny, at_stand_ins, hub_dataset("asmi_coqa", folder), folder)
-        overrides += ["max_new_tokens=2", "data.first=3"]  # shorter than other runs would generate
-        polygraph_eval_here("--config-name", "asmi_only", *overrides)
-    return folder / "run"
+def start(at_stand_ins, tiny, tmp_path) -> Callable[..., Path]:
+    """Runs a shipped config in seconds, everything else as shipped; returns the run's folder."""
+
+    def run(
+        name: str, benchmark: str, *own: str, home: Path = tmp_path, model: Path = tiny
+    ) -> Path:
+        polygraph_eval_here(
+            "--config-name", name, "model=asmi_local", f"model.path={model}",
+            f"data.source={hub_dataset(benchmark, home)}", f"cache_path={home}",
+            *at_stand_ins.overrides[: -1 if name == "asmi_demo" else None],  # without AlignScore
+            f"hydra.run.dir={home}/run", "max_new_tokens=3", "asmi.num_samples=3",
+            "~generation_params.stop_strings",  # a random model would have to hit a newline
+            *own,
+        )  # fmt: skip
+        return home / "run"
+
+    return run
+
+
+@pytest.fixture
+def answers(start, tmp_path_factory) -> Path:
+    """A run of all methods over CoQA that others take their answers from; made once."""
+    home = tmp_path_factory.getbasetemp() / "answers"
+    if not home.exists():
+        start("asmi_depth_sweep", "asmi_coqa", "data.first=3", "asmi.top_k=8", home=home)
+    return home / "run"
 
 
 def names_of(config) -> list[str]:
@@ -59,16 +77,6 @@ def names_of(config) -> list[str]:
     needed = {stat for each in estimators for stat in each.stats_dependencies if "asmi" in stat}
     assert needed <= {stat for entry in config.stat_calculators[1:] for stat in entry.stats}
     return names
-
-
-def tiny_run(tiny: Path, stand_ins: StandIns, source: str, folder: Path) -> list[str]:
-    """Overrides that let a shipped config run in seconds, everything else as shipped."""
-    return [
-        "model=asmi_local", f"model.path={tiny}", f"data.source={source}", *stand_ins.overrides,
-        f"cache_path={folder}", f"hydra.run.dir={folder}/run", "max_new_tokens=3",
-        "asmi.num_samples=3",
-        "~generation_params.stop_strings",  # a random model would have to hit a newline
-    ]  # fmt: skip
 
 
 GROUPS = [f"asmi_demo estimators={group}" for group in {*shipped("estimators")} - {*RUNS}]
@@ -113,7 +121,7 @@ def test_every_model(name):
 
 def test_what_needs_no_side_model_is_what_two_groups_have():
     alone, single, sampled = (
-        names_of(composed("asmi_offline", f"estimators={group}"))
+        names_of(composed("asmi_demo", f"estimators={group}"))
         for group in ("asmi_no_side_models", "asmi_single_pass", "asmi_sampled")
     )
     assert sorted(alone) == sorted(single + sampled)
@@ -164,7 +172,6 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     assert (how == (None, None, 3)) == (benchmark == "asmi_babiqa")  # a location is one word
 
 
-@pytest.mark.usefixtures("at_stand_ins")
 @pytest.mark.parametrize(
     "name",
     [
@@ -172,16 +179,12 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
         for name in sorted({*RUNS} - {"asmi_grid", "asmi_depth_sweep", *NEEDED})
     ],
 )
-def test_every_config_runs(name, tiny, stand_ins, tmp_path):
+def test_every_config_runs(name, start):
     # Their methods are those of the sweep, of which two do for other data.
     fewer = ["estimators=asmi_only"] * (name in ("asmi_squad", "asmi_babiqa", "asmi_triviaqa"))
     config = composed(name, *fewer)
     benchmark = config.hydra.runtime.choices.get("benchmark", "asmi_squad")
-    overrides = tiny_run(tiny, stand_ins, hub_dataset(benchmark, tmp_path), tmp_path)
-    if name == "asmi_demo":
-        overrides = [text for text in overrides if not text.startswith("align_score_path")]
-    polygraph_eval_here("--config-name", name, *overrides, "data.sample=2", *fewer)
-    run = load_run(tmp_path / "run")
+    run = load_run(start(name, benchmark, "data.sample=2", *fewer))
     assert list(run.scores) == names_of(config)
     assert np.isfinite(run.scores.to_numpy()).all()
     assert run.manifest["status"] == "completed"
@@ -192,12 +195,8 @@ def test_every_config_runs(name, tiny, stand_ins, tmp_path):
     }
 
 
-@pytest.mark.usefixtures("at_stand_ins")
-def test_all_baselines_all_depths_and_alignscore_in_one_run(tiny, stand_ins, tmp_path):
-    overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
-    overrides += ["data.first=3", "asmi.top_k=8"]
-    polygraph_eval_here("--config-name", "asmi_depth_sweep", *overrides)
-    run = load_run(tmp_path / "run")
+def test_all_baselines_all_depths_and_alignscore_in_one_run(answers):
+    run = load_run(answers)
     variants = product((60, 70, 80, 90), ("ASMI", "Sem-ASMI", "Adapt-ASMI"))
     assert [*run.scores][BASELINES:] == [f"{name} ({depth}%, K=8)" for depth, name in variants]
     assert len(run.scores) == 3
@@ -214,32 +213,27 @@ def test_all_baselines_all_depths_and_alignscore_in_one_run(tiny, stand_ins, tmp
     assert manifest["peak_memory_bytes"]["main"] > 1e8
 
 
-@pytest.mark.usefixtures("at_stand_ins")
-def test_baselines_alone_run_on_a_model_without_heads(stand_ins, tmp_path):
+def test_baselines_alone_run_on_a_model_without_heads(start, tmp_path):
     model = tiny_lm.unmaskable("heads")
     for part in (model.model, model.tokenizer):
         part.save_pretrained(tmp_path / "mamba")
-    overrides = tiny_run(
-        tmp_path / "mamba", stand_ins, hub_dataset("asmi_squad", tmp_path), tmp_path
-    )
-    overrides += ["estimators=asmi_side_models", "data.sample=2"]
-    polygraph_eval_here("--config-name", "asmi_squad", *overrides)
-    assert np.isfinite(load_run(tmp_path / "run").scores.to_numpy()).sum(0).tolist() == [2] * 5
+    own = "estimators=asmi_side_models", "data.sample=2"
+    run = start("asmi_squad", "asmi_squad", *own, model=tmp_path / "mamba")
+    assert np.isfinite(load_run(run).scores.to_numpy()).sum(0).tolist() == [2] * 5
 
 
 @pytest.mark.slow
-def test_stability_of_seeds_on_fixed_answers(answers, tiny, stand_ins, tmp_path):
-    overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
+def test_stability_of_seeds_on_fixed_answers(answers, start, tmp_path):
     other_seeds = tmp_path / "other_seeds"
-    polygraph_eval_here(
-        "--config-name", "asmi_stability", *overrides, f"answers={answers}", "data.first=3",
-        f"hydra.sweep.dir={other_seeds}", "run_seed=0,1",
+    start(
+        "asmi_stability", "asmi_coqa", f"answers={answers}", "data.first=3", "max_new_tokens=4",
+        "asmi.top_k=8", f"hydra.sweep.dir={other_seeds}", "run_seed=0,1",
     )  # fmt: skip
     given, first, second = map(load_run, (answers, other_seeds / "0", other_seeds / "1"))
     for run in (first, second):  # which would generate longer answers
         assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"]
     # Seed 0 has the masks of the given run; seed 1 has other masks and samples.
-    name = "ASMI (60%, K=64)"
+    name = "ASMI (60%, K=8)"
     np.testing.assert_array_equal(first.scores[name], given.scores[name])
     of_first, of_second = (
         run.scores.filter(regex=r"^(ASMI|Adapt-ASMI|MonteCarloSequenceEntropy)")
@@ -249,10 +243,9 @@ def test_stability_of_seeds_on_fixed_answers(answers, tiny, stand_ins, tmp_path)
     assert first.stats["sample_texts"] != second.stats["sample_texts"]
 
 
-def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, stand_ins, tmp_path):
-    overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
-    polygraph_eval_here(
-        "--config-name", "asmi_heads", *overrides, f"asmi.answers={answers}", "data.first=2",
+def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, start, tmp_path):
+    start(
+        "asmi_heads", "asmi_coqa", f"asmi.answers={answers}", "data.first=2", "max_new_tokens=4",
         "asmi.num_masks=60",
     )  # fmt: skip
     given, run = load_run(answers), load_run(tmp_path / "run")
@@ -274,10 +267,10 @@ def test_the_grid_has_sixteen_settings_in_shards():
     assert grid.hydra.launcher._target_.endswith("JoblibLauncher")
     swept = dict(grid.hydra.sweeper.params)
     assert swept.pop("data.shard") == "range(3)"
-    for (key, values), node in zip(swept.items(), ("model.path", "data.source"), strict=True):
-        jobs = [composed("asmi_grid", f"{key}={value}") for value in values.split(",")]
-        assert len({str(OmegaConf.select(job, node)) for job in jobs}) == len(jobs) == 4
-    assert len(names_of(jobs[-1])) == BASELINES + 3
+    for (group, values), node in zip(swept.items(), ("path", "data.source"), strict=True):
+        files = [configs_path() / group / f"{value}.yaml" for value in values.split(",")]
+        assert len({str(OmegaConf.select(OmegaConf.load(file), node)) for file in files}) == 4
+    assert len(names_of(composed("asmi_grid", f"{group}={files[-1].stem}"))) == BASELINES + 3
 
 
 @pytest.mark.slow

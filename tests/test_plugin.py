@@ -206,7 +206,7 @@ def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
     assert {(cfg.depth, cfg.closing_token) for cfg in added} == {(0.9, False)}
     masks = calculator(resolved, "MaskedHeadsCalculator")
     assert (masks.cfg.num_masks, masks.stats) == (7, list(MASKED_HEADS))
-    assert composed_run.asmi.keys() == compose_run("asmi_demo").asmi.keys()
+    assert composed_run.asmi.keys() == composed("asmi_demo").asmi.keys()
     assert masks.cfg.result_cache.endswith("workdir/result_cache")  # so that it resumes
     if not only:
         samples = calculator(resolved, "SamplingGenerationCalculator").cfg.samples_n

@@ -73,7 +73,9 @@ def labelled(*labels):
 
 def side_model_findings(stand_ins, *overrides):
     """What a run is told of its side models, with stand-ins for those not named."""
-    plan = read_plan(composed("asmi_coqa", *stand_ins.overrides, *overrides))
+    plan = read_plan(
+        composed("asmi_coqa", "estimators=asmi_side_models", *stand_ins.overrides, *overrides)
+    )
     return list(CHECKS["side models"](plan))
 
 

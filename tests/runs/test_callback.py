@@ -128,6 +128,7 @@ def test_a_stopped_run_goes_on_where_it_was(run, tmp_path):
 
 def test_several_runs_in_one_folder(run, capsys):
     """The second that works reuses what the first one scored; others leave what is there."""
+    run = partial(run, "estimators=asmi_only", "output_attentions=false")
     manager = run("subsample_eval_dataset=0.5", "seed=[3,1]")
     runs = [load_run(manager.with_name(f"ue_manager_seed{seed}")) for seed in (3, 1)]
     for first in runs:  # names of rows survive LM-Polygraph's own subsampling
@@ -163,6 +164,12 @@ def test_several_runs_in_one_folder(run, capsys):
 QUICK = "estimators=asmi_only", "output_attentions=false", "asmi.num_masks=5", "asmi.mask_rate=0.2"
 
 
+@pytest.fixture
+def nothing_scored(monkeypatch):
+    """Runs load a model, build the manager and save it, and no more."""
+    monkeypatch.setattr(UEManager, "__call__", Mock())
+
+
 OWN_SCRIPT = """
 from lm_polygraph_asmi.host import loading
 def load_model(model_path, **options): return loading.load_model({folder!r}, **options)
@@ -170,6 +177,7 @@ def load_tokenizer(model_path, **options): return loading.load_tokenizer({folder
 """
 
 
+@pytest.mark.usefixtures("nothing_scored")
 @pytest.mark.parametrize(("without", "name"), [([], "mine"), (["~data"], "asmi_babiqa")])
 def test_a_file_that_the_host_reads_is_recorded(run, tiny, tmp_path, without, name):
     """Under a config's group `benchmark`, unless that names the rows of its node `data`.
@@ -186,16 +194,9 @@ def test_a_file_that_the_host_reads_is_recorded(run, tiny, tmp_path, without, na
 
 
 def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkeypatch, capsys):
-    """Four: a finding, a start that fails, a row that fails, and one that runs."""
+    """Four: a finding, a start that fails, a run that fails, and one that does not."""
     managers = [tmp_path / "sweep" / str(job) / "ue_manager_seed1" for job in range(4)]
-    scored, calls = MaskedHeadsCalculator.__call__, iter(range(99))
-
-    def fail_once(*arguments):
-        if next(calls) == 1:
-            raise RuntimeError("no more")
-        return scored(*arguments)
-
-    monkeypatch.setattr(MaskedHeadsCalculator, "__call__", fail_once)
+    monkeypatch.setattr(UEManager, "__call__", Mock(side_effect=[RuntimeError("no more"), None]))
     managers[1].parent.mkdir(parents=True)
     with locked(managers[1]), pytest.raises(callback.JobFailed) as failed:
         run(*QUICK, "data.first=1,2,3,4", "hydra.sweep.dir=sweep", "--multirun")
@@ -213,17 +214,17 @@ def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkey
         ("failed", "RuntimeError: no more"), ("completed", None)
     ]  # fmt: skip
     assert not [*tmp_path.glob("sweep/*/*.lock"), *tmp_path.glob("sweep/*/rows")]
-    assert "fail_once" in capsys.readouterr().out  # the traceback, when it happens
+    assert "in __call__\n" in capsys.readouterr().out  # the traceback, when it happens
     pickled = pickle.dumps(failed.value)  # as a launcher's processes send it
     callback.JobFailed.reasons.clear()
     assert str(pickle.loads(pickled)).startswith("1 of the sweep's jobs failed:\njob 0 (")
 
 
+@pytest.mark.usefixtures("nothing_scored")
 def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monkeypatch):
     manager = tmp_path / "run" / "ue_manager_seed1"
     full, lasting = Mock(side_effect=OSError("cannot write")), Mock(wraps=callback.mended)
     monkeypatch.setattr(callback, "mended", lasting)
-    scored = MaskedHeadsCalculator, "__call__"
 
     def damaged(_, file):
         Path(file).write_bytes(b"PK")
@@ -232,21 +233,21 @@ def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monk
         damaged(_, file)
         raise RuntimeError("no more")
 
-    for patched, ended, error, shown, said in (
-        (scored, lambda *_: signal.raise_signal(signal.SIGTERM), SystemExit, "143", "Interrupt"),
-        (scored, full, SystemExit, "no room .*cannot write", "cannot write"),
-        ((UEManager, "save"), damaged, ValueError, "BadZip", "BadZip"),
-        ((UEManager, "save"), fail, RuntimeError, "no more", "no more"),
+    for name, ended, error, shown, said in (
+        ("__call__", lambda *_: signal.raise_signal(signal.SIGTERM), SystemExit, "143", "Interr"),
+        ("__call__", full, SystemExit, "no room .*cannot write", "cannot write"),
+        ("save", damaged, ValueError, "BadZip", "BadZip"),
+        ("save", fail, RuntimeError, "no more", "no more"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(*patched, ended)
+            patch.setattr(UEManager, name, ended)
             patch.setattr(callback, "FULL_DISK", 2**60 if ended is full else 0)
             with pytest.raises(error, match=shown):
                 run(*QUICK)
         manifest = read_manifest(manager)
         assert (manifest["status"], said in manifest["error"]) == ("failed", True)
         assert not [*tmp_path.glob("run/*.lock"), *tmp_path.glob("run/rows")]
-    assert load_run(run(*QUICK)).manifest["status"] == "completed"
+    assert read_manifest(run(*QUICK))["status"] == "completed"
     # The globals of LM-Polygraph's script are as they were.
     assert ["TokenF1" in begun.args[0] for begun in lasting.call_args_list] == [False] * 5
 

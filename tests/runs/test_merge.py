@@ -20,6 +20,7 @@ from lm_polygraph_asmi.results.manifest import manifest_path, read_manifest, wri
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.merge import merge_runs, ue_metrics
 from lm_polygraph_asmi.runs.rows import shard_of
+from tests.polygraph import few_random_orders
 from tests.report import runs as planted
 
 ROWS = 23
@@ -42,8 +43,10 @@ def unsplit(tmp_path_factory):
     torch.save(saved | {"metrics": {}}, file := tmp_path_factory.mktemp("all") / "manager")
     manager = UEManager.load(str(file))
     manager.ue_metrics = ue_metrics({})
-    manager.eval_ue()
-    return manager
+    with pytest.MonkeyPatch.context() as patch:
+        few_random_orders(patch)
+        manager.eval_ue()
+        yield manager
 
 
 def part_of(manager, part, rows):

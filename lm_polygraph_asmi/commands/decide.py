@@ -124,13 +124,18 @@ class Decisions(Summary):
     def __init__(self, calibration: "Calibration", out: str | None) -> None:
         super().__init__()
         self.calibration, self.out = calibration, out
+        self.questions = {*calibration.question_digests}
         self.shown: list[str] = []
 
     def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
         """Count a row as `Summary` does. At the first row without a decision, print the reason."""
+        from lm_polygraph_asmi.decisions.labels import digest_of_texts, question_of
+
         super().add(row, outcome, errors)
         if (decision := outcome.result) is None:
             return
+        question = digest_of_texts(question_of(row.content | {"prompt": decision.prompt}))
+        self.counts["to questions of the calibration"] += question in self.questions
         self.counts[decision.word] += 1
         if decision.accept is None and self.counts[decision.word] == 1:
             self.say(errors, f"Warning: {decision.reason}", "yellow")

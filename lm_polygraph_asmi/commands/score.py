@@ -238,7 +238,7 @@ class Work(NamedTuple):
         if not Path(source).is_file():
             raise ValueError(f"{source}: expected a file, got a pipe or device: save its content")
         read = (row._replace(content=self._changed(row.content)) for row in read_rows(source))
-        rows = list(map(checked, read))
+        rows = _alike(list(map(checked, read)))
         if self.out:
             check_out(rows, source, self.out, fields_of(kind))
         several = len(rows) > 1
@@ -256,6 +256,22 @@ class Work(NamedTuple):
         if all(row.error for row in rows):
             raise ValueError(f"{source}, row {rows[0].number}: {rows[0].error}")
         return rows
+
+
+def _alike(rows: "list[Row]") -> "list[Row]":
+    """The rows, with an error for those without an answer if others have one.
+
+    The answer was lost, such as that of a tool call: one of the model's own under the row's `id`
+    would be taken for it.
+    """
+    from lm_polygraph_asmi.scoring.rows import request_of
+
+    known = [row.error is None and request_of(row.content).answer is not None for row in rows]
+    error = "expected an answer, as in other rows: add it, or leave this row out"
+    return [
+        row._replace(error=row.error or error) if any(known) and not given else row
+        for row, given in zip(rows, known, strict=True)
+    ]
 
 
 def _refuse(*cases: tuple[object, str]) -> None:

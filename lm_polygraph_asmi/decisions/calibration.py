@@ -321,6 +321,8 @@ class Calibration:
             f"{rule.thinning}{left_out}"
         )
         yield f"{accepted} {rule.limits}".rstrip()
+        if rule.threshold is not None:
+            yield "Try no other risk or signal on these labels: that would void the guarantee."
         if rule.clusters < FEW_CLUSTERS:
             yield f"Warning: fewer than {FEW_CLUSTERS} clusters say little of other passages."
         if self.following:

@@ -50,7 +50,7 @@ def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # 
     done = command(*arguments)
     assert (done.exit_code, "3 scored, 2 failed, 1 with warnings, " in done.stdout) == (1, True)
     assert f"Results: {out}\n" in done.stdout
-    told = "First warning, row 2 (2): ", "row 4 (long): expected a prompt", "row 5: not"
+    told = "First warning, row 2 (2): ", "row 4 (long): prompt and response", "row 5: not"
     assert [text for text in told if text not in done.stderr] == []
     expected = score(model, PROMPT, " Brask", tokenizer=tokenizer, depth=0.9)
     assert contents(out)[0]["score"] == pytest.approx(float(expected), rel=1e-5)

@@ -93,7 +93,8 @@ def main(log: str, out: str, model: str | None) -> None:
         given = ("messages", "tools", "documents", "chat_template_kwargs")
         rows += [{"id": name, "answer": answer} | {n: request[n] for n in given if n in request}]
     for reason, numbers in left.items():
-        print(f"left out, {reason}: {len(numbers)} (line {', '.join(map(str, numbers[:5]))})")
+        shown = [*map(str, numbers[:5]), *["..."][: len(numbers) > 5]]
+        print(f"left out, {reason}: {len(numbers)} (line {', '.join(shown)})")
     if strange:
         print(f"{strange}If its fields have other names, edit `request_and_response` in {__file__}")
     if len(models) > 1:

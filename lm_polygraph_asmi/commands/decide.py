@@ -9,12 +9,12 @@ import click
 
 from lm_polygraph_asmi.commands.score import Summary, Work, score
 from lm_polygraph_asmi.files import locked
+from lm_polygraph_asmi.tables import Row, read_table
 from lm_polygraph_asmi.validation import check_new
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.scoring.rows import Outcome, ScoresRows
-    from lm_polygraph_asmi.tables import Row
 
 SHOWN, COLUMNS = 20, 80
 """Number of decisions that are printed, and the width of their lines. The output file has all."""
@@ -77,7 +77,6 @@ def _decide_table(calibration: "Calibration", work: Work) -> None:
     from lm_polygraph_asmi.scoring.output import Output, check_out
     from lm_polygraph_asmi.scoring.rows import Outcome
     from lm_polygraph_asmi.scoring.signals import column_of
-    from lm_polygraph_asmi.tables import read_table
 
     signal, summary, errors = (
         calibration.signal,
@@ -124,18 +123,13 @@ class Decisions(Summary):
     def __init__(self, calibration: "Calibration", out: str | None) -> None:
         super().__init__()
         self.calibration, self.out = calibration, out
-        self.questions = {*calibration.question_digests}
         self.shown: list[str] = []
 
-    def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
+    def add(self, row: Row, outcome: "Outcome", errors: Any) -> None:
         """Count a row as `Summary` does. At the first row without a decision, print the reason."""
-        from lm_polygraph_asmi.decisions.labels import digest_of_texts, question_of
-
         super().add(row, outcome, errors)
         if (decision := outcome.result) is None:
             return
-        question = digest_of_texts(question_of(row.content | {"prompt": decision.prompt}))
-        self.counts["to questions of the calibration"] += question in self.questions
         self.counts[decision.word] += 1
         if decision.accept is None and self.counts[decision.word] == 1:
             self.say(errors, f"Warning: {decision.reason}", "yellow")
@@ -153,7 +147,6 @@ class Decisions(Summary):
 def larger_cluster(calibration: "Calibration", out: str) -> str:
     """A warning if a cluster of the file has more answers than the guarantee allows; or empty."""
     from lm_polygraph_asmi.decisions.labels import clusters_of
-    from lm_polygraph_asmi.tables import read_table
 
     rows, allowed = read_table(out), calibration.guarantee.largest
     try:

@@ -12,11 +12,11 @@ import click
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import interrupted_by_sigterm, write_whole
 from lm_polygraph_asmi.options import given_settings, setting_options
+from lm_polygraph_asmi.tables import Row, read_table
 from lm_polygraph_asmi.validation import check_new, check_writable
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.rows import Outcome, ScoresRows
-    from lm_polygraph_asmi.tables import Row
 
 LOADING = ("gguf_file", "dtype", "device_map")
 """Options on how to load the model."""
@@ -137,7 +137,7 @@ class Work(NamedTuple):
     def _score(
         self,
         scorer: "ScoresRows",
-        rows: "list[Row]",
+        rows: list[Row],
         summary: "Summary",
         errors: Any,
         results: list[Any],
@@ -151,7 +151,7 @@ class Work(NamedTuple):
         with Progress(console=errors, disable=len(rows) < 2) as bar:
             task = bar.add_task("Scoring", total=len(rows))
 
-            def seen(row: "Row", outcome: "Outcome") -> None:
+            def seen(row: Row, outcome: "Outcome") -> None:
                 own = outcome.error is None and request_of(row.content).answer is None
                 summary.counts["with an answer of the model's own"] += own
                 summary.add(row, outcome, errors)
@@ -169,7 +169,6 @@ class Work(NamedTuple):
     def write_sheet(self) -> None:
         """Write the sheet of the results, if --sheet is given."""
         from lm_polygraph_asmi.scoring.sheet import write_sheet
-        from lm_polygraph_asmi.tables import read_table
 
         if not (self.sheet and self.out):
             return
@@ -228,7 +227,7 @@ class Work(NamedTuple):
         if self.sheet:
             check_new(self.sheet, "it may have labels: name another file, or remove it")
 
-    def _checked(self, kind: type) -> "list[Row]":
+    def _checked(self, kind: type) -> list[Row]:
         """The rows; ValueError if files or options do not fit, or if `out` has other results."""
         from lm_polygraph_asmi.scoring.output import check_out, fields_of
         from lm_polygraph_asmi.scoring.rows import checked, read_rows
@@ -258,7 +257,7 @@ class Work(NamedTuple):
         return rows
 
 
-def _alike(rows: "list[Row]") -> "list[Row]":
+def _alike(rows: list[Row]) -> list[Row]:
     """The rows, with an error for those without an answer if others have one.
 
     The answer was lost, such as that of a tool call: one of the model's own under the row's `id`
@@ -296,7 +295,7 @@ class Summary:
         self.counts = Counter({"scored": 0, "failed": 0, "with warnings": 0})
         self.start = self.printed = time.perf_counter()
 
-    def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
+    def add(self, row: Row, outcome: "Outcome", errors: Any) -> None:
         """Count a row; print its error, or the first warning. Print a count of rows once a minute.
 
         The count is printed into logs only: in a terminal there is a bar.

@@ -24,8 +24,6 @@ RANK = "rank by "
 """Prefix of a column that numbers the answers by a signal, the most certain first."""
 LONGEST = 30_000
 """Most characters in a cell. A spreadsheet splits cells longer than 32,767 characters."""
-DATE_WORDS = 4
-"""Most words of a text that a spreadsheet takes for a date or a time."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Characters that begin a formula, which a spreadsheet would compute."""
 
@@ -95,7 +93,7 @@ def _rewritten(scored: str, cell: str) -> bool:
     values = (
         text.startswith("#")
         or text.lower() in ("true", "false")
-        or (re.search(r"\d", text) and len(text.split()) <= DATE_WORDS)
+        or (re.search(r"\d", text) and len(text.split()) <= 4)  # such as a date and a time
         for text in (scored, cell)
     )
     before, now = (re.sub("[^a-z]", "", text.lower()) for text in (scored, cell))

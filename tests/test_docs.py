@@ -126,6 +126,7 @@ CALLS = (  # a request, and the choices of its response; None: an error
         lambda request, response: {**request, "response": json.dumps(response)},
         lambda request, response: {"request": {"body": request}, "response": {"body": response}},
         lambda request, response: {"input": request, "output": response},
+        lambda request, response: request | response,
     ],
 )
 def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
@@ -136,10 +137,10 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     ]
     log, out = tmp_path / "log.jsonl", tmp_path / "rows.jsonl"
     log.write_text("\n".join([*lines, "{}"]))
-    loaded("docs/tutorials/log_to_rows.py").main.callback(log, out)
+    loaded("docs/tutorials/log_to_rows.py").main.callback(log, out, None)
     told = re.findall(r"left out, ([\w ]+).*: (\d) \(line (.+)\)", capsys.readouterr().out)
     assert told == [
-        ("cut off", "1", "2"), ("a tool call", "1", "3"), ("no text", "1", "4"),
+        ("cut off by max_tokens", "1", "2"), ("a tool call", "1", "3"), ("no text", "1", "4"),
         ("logged or asked before", "2", "5, 8"), ("an error", "1", "6"),
         ("several answers", "1", "7"), ("not understood ", "1", "9"),
     ]  # fmt: skip
@@ -147,6 +148,26 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     assert row == {"id": "red0", "messages": TALK, "tools": TOOLS, "answer": "Red."}
     request = parse_request(**parse_row(row))
     assert (request.answer, request.template) == ("Red.", {"tools": TOOLS})
+
+
+def test_the_converter_keeps_the_answers_of_one_model(tmp_path):
+    """A service falls back on another model under the same name of a request."""
+    _, choices = CALLS[0]
+    log, out = tmp_path / "log.jsonl", tmp_path / "rows.jsonl"
+    log.write_text("\n".join(
+        json.dumps({
+            "input": [{"role": "user", "content": f"Which mill, {model}?"}],
+            "output": {"model": model, "choices": choices},
+        })
+        for model in "aab"
+    ))  # fmt: skip
+    convert = loaded("docs/tutorials/log_to_rows.py").main.callback
+    with pytest.raises(SystemExit, match=r"a \(1\), b \(1\).* --model"):
+        convert(log, out, None)
+    assert not out.exists()
+    convert(log, out, "b")
+    (row,) = map(json.loads, out.read_text().splitlines())
+    assert row["messages"][0]["content"] == "Which mill, b?"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ python docs/tutorials/log_to_rows.py LOG.jsonl ROWS.jsonl
 """
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,8 +14,8 @@ import click
 def request_and_response(line: dict[str, Any]) -> tuple[Any, Any]:
     """EDIT HERE, if need be: where a line of your log has the request and its response."""
     request = line.get("request") or line.get("input") or line  # or `messages` are in the line
-    response = line["response" if "response" in line else "output"]
-    return request, response
+    names = [name for name in ("response", "output") if name in line]
+    return request, line[names[0]] if names else line  # or `choices` are
 
 
 def plain(part: Any) -> Any:
@@ -33,16 +34,22 @@ def text_of(content: Any) -> str:
     return "".join(part.get("text") or "" for part in parts)
 
 
+def choices_of(chunk: dict[str, Any]) -> list[dict[str, Any]]:
+    """The choices of a response, or of a chunk of a stream; of an error, none."""
+    failed = not chunk or chunk.get("error") or chunk.get("object") == "error"
+    return ([] if failed else chunk["choices"]) or []
+
+
 def answer_of(chunks: list[dict[str, Any]]) -> tuple[str, str]:
     """The answer in a response, or in the chunks of a stream; and why it is left out, or ""."""
-    choices = [choice for chunk in chunks for choice in chunk.get("choices") or []]
+    choices = [choice for chunk in chunks for choice in choices_of(chunk)]
     parts = [choice.get("message") or choice.get("delta") or {} for choice in choices]
     ends = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     answer = "".join(text_of(part.get("content")) for part in parts)
     reasons = {
         "an error, no answer": not choices,
         "several answers": any(choice.get("index") for choice in choices),
-        "cut off, or unfinished": not ends or ends[-1] == "length",
+        "cut off by max_tokens, or unfinished": not ends or ends[-1] == "length",
         "a tool call": any(part.get("tool_calls") for part in parts),
         "reasoning apart": any(p.get("reasoning_content") or p.get("reasoning") for p in parts),
         "no text": not answer.strip(),
@@ -54,39 +61,50 @@ def answer_of(chunks: list[dict[str, Any]]) -> tuple[str, str]:
 @click.command()
 @click.argument("log", type=click.Path(exists=True, dir_okay=False))
 @click.argument("out", type=click.Path(dir_okay=False))
-def main(log: str, out: str) -> None:
+@click.option("--model", help="Keep answers of this model, if the log has several.")
+def main(log: str, out: str, model: str | None) -> None:
     """Write to OUT a row for each whole answer to a new question in LOG; print what is left out."""
-    left, seen, count, strange = defaultdict[str, list[int]](list), set[str](), 0, ""
-    with open(log, encoding="utf-8") as lines, open(out, "w", encoding="utf-8") as rows:
-        for number, line in enumerate(lines, start=1):
-            try:
-                request, response = map(plain, request_and_response(json.loads(line)))
-                chunks = (response if isinstance(response, list) else [response]) or [None]
-                chunks = [chunk or {} for chunk in chunks]
-                answer, reason = answer_of(chunks)
-                talk = [m for m in request["messages"] if m["role"] not in ("system", "developer")]
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                left[f"not understood ({type(error).__name__}: {error})"].append(number)
-                strange = f"Line {number} is not understood: {line[:150]} ...\n"
-                continue
+    left, seen, strange = defaultdict[str, list[int]](list), set[str](), ""
+    rows, models = list[dict[str, Any]](), Counter[str]()
+    with open(log, encoding="utf-8") as file:
+        lines = list(file)
+    for number, line in enumerate(lines, start=1):
+        try:
+            request, response = map(plain, request_and_response(json.loads(line)))
+            request = {"messages": request} if isinstance(request, list) else request
+            chunks = response if response and isinstance(response, list) else [response or {}]
+            answer, reason = answer_of(chunks)
+            talk = [m for m in request["messages"] if m["role"] not in ("system", "developer")]
             name, question = str(chunks[0].get("id") or f"line {number}"), json.dumps(talk)
-            if not reason and not {name, question}.isdisjoint(seen):
-                reason = "logged or asked before"
-            if reason:
-                left[reason].append(number)
-                continue
-            seen |= {name, question}
-            given = ("messages", "tools", "documents", "chat_template_kwargs")
-            row = {"id": name, "answer": answer} | {n: request[n] for n in given if n in request}
-            rows.write(json.dumps(row) + "\n")
-            count += 1
-    print(f"{log}: {count} rows, in {out}")
+            answered_by = str(chunks[0].get("model") or request.get("model"))
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            left[f"not understood ({type(error).__name__}: {error})"].append(number)
+            strange = f"Line {number} is not understood: {line[:150]} ...\n"
+            continue
+        if not reason and model not in (None, answered_by):
+            reason = "another model"
+        if not reason and not {name, question}.isdisjoint(seen):
+            reason = "logged or asked before"
+        if reason:
+            left[reason].append(number)
+            continue
+        seen |= {name, question}
+        models[answered_by] += 1
+        given = ("messages", "tools", "documents", "chat_template_kwargs")
+        rows += [{"id": name, "answer": answer} | {n: request[n] for n in given if n in request}]
     for reason, numbers in left.items():
-        print(f"left out, {reason}: {len(numbers)} (line {', '.join(map(str, numbers[:5]))})")
+        shown = [*map(str, numbers[:5]), *["..."][: len(numbers) > 5]]
+        print(f"left out, {reason}: {len(numbers)} (line {', '.join(shown)})")
     if strange:
         print(f"{strange}If its fields have other names, edit `request_and_response` in {__file__}")
-    if not count:
-        raise SystemExit("No row was made.")
+    if len(models) > 1:
+        known = ", ".join(f"{name} ({count})" for name, count in models.items())
+        raise SystemExit(f"{log}: no row is written, since several models answered: {known}. "
+                         "A threshold is of one: name it with --model")  # fmt: skip
+    if not rows:
+        raise SystemExit(f"{log}: no row was made.")
+    Path(out).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    print(f"{log}: {len(rows)} rows, in {out}")
 
 
 if __name__ == "__main__":

@@ -122,8 +122,10 @@ def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelle
     import pandas as pd
 
     if guarantee.threshold is None:
-        limits = f"calibrate on more labels, or with a larger risk. {guarantee.limits}"
-        raise ValueError(f"expected a guarantee with a threshold, got none: {limits}".rstrip())
+        raise ValueError(
+            "expected a guarantee with a threshold, got none, so that no answer is accepted and "
+            f"there is nothing to check: begin with other answers and labels. {guarantee.limits}"
+        )
     answers.columns(accepted=accepted)  # raises ValueError unless there is one for each answer
     earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
     rows = np.flatnonzero(earlier < guarantee.largest)

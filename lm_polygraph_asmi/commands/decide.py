@@ -9,12 +9,12 @@ import click
 
 from lm_polygraph_asmi.commands.score import Summary, Work, score
 from lm_polygraph_asmi.files import locked
+from lm_polygraph_asmi.tables import Row, read_table
 from lm_polygraph_asmi.validation import check_new
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.scoring.rows import Outcome, ScoresRows
-    from lm_polygraph_asmi.tables import Row
 
 SHOWN, COLUMNS = 20, 80
 """Number of decisions that are printed, and the width of their lines. The output file has all."""
@@ -77,7 +77,6 @@ def _decide_table(calibration: "Calibration", work: Work) -> None:
     from lm_polygraph_asmi.scoring.output import Output, check_out
     from lm_polygraph_asmi.scoring.rows import Outcome
     from lm_polygraph_asmi.scoring.signals import column_of
-    from lm_polygraph_asmi.tables import read_table
 
     signal, summary, errors = (
         calibration.signal,
@@ -126,7 +125,7 @@ class Decisions(Summary):
         self.calibration, self.out = calibration, out
         self.shown: list[str] = []
 
-    def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
+    def add(self, row: Row, outcome: "Outcome", errors: Any) -> None:
         """Count a row as `Summary` does. At the first row without a decision, print the reason."""
         super().add(row, outcome, errors)
         if (decision := outcome.result) is None:
@@ -148,7 +147,6 @@ class Decisions(Summary):
 def larger_cluster(calibration: "Calibration", out: str) -> str:
     """A warning if a cluster of the file has more answers than the guarantee allows; or empty."""
     from lm_polygraph_asmi.decisions.labels import clusters_of
-    from lm_polygraph_asmi.tables import read_table
 
     rows, allowed = read_table(out), calibration.guarantee.largest
     try:

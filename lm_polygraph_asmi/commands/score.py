@@ -12,11 +12,11 @@ import click
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import interrupted_by_sigterm, write_whole
 from lm_polygraph_asmi.options import given_settings, setting_options
+from lm_polygraph_asmi.tables import Row, read_table
 from lm_polygraph_asmi.validation import check_new, check_writable
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.rows import Outcome, ScoresRows
-    from lm_polygraph_asmi.tables import Row
 
 LOADING = ("gguf_file", "dtype", "device_map")
 """Options on how to load the model."""
@@ -137,7 +137,7 @@ class Work(NamedTuple):
     def _score(
         self,
         scorer: "ScoresRows",
-        rows: "list[Row]",
+        rows: list[Row],
         summary: "Summary",
         errors: Any,
         results: list[Any],
@@ -151,7 +151,7 @@ class Work(NamedTuple):
         with Progress(console=errors, disable=len(rows) < 2) as bar:
             task = bar.add_task("Scoring", total=len(rows))
 
-            def seen(row: "Row", outcome: "Outcome") -> None:
+            def seen(row: Row, outcome: "Outcome") -> None:
                 own = outcome.error is None and request_of(row.content).answer is None
                 summary.counts["with an answer of the model's own"] += own
                 summary.add(row, outcome, errors)
@@ -169,7 +169,6 @@ class Work(NamedTuple):
     def write_sheet(self) -> None:
         """Write the sheet of the results, if --sheet is given."""
         from lm_polygraph_asmi.scoring.sheet import write_sheet
-        from lm_polygraph_asmi.tables import read_table
 
         if not (self.sheet and self.out):
             return
@@ -228,7 +227,7 @@ class Work(NamedTuple):
         if self.sheet:
             check_new(self.sheet, "it may have labels: name another file, or remove it")
 
-    def _checked(self, kind: type) -> "list[Row]":
+    def _checked(self, kind: type) -> list[Row]:
         """The rows; ValueError if files or options do not fit, or if `out` has other results."""
         from lm_polygraph_asmi.scoring.output import check_out, fields_of
         from lm_polygraph_asmi.scoring.rows import checked, read_rows
@@ -238,7 +237,7 @@ class Work(NamedTuple):
         if not Path(source).is_file():
             raise ValueError(f"{source}: expected a file, got a pipe or device: save its content")
         read = (row._replace(content=self._changed(row.content)) for row in read_rows(source))
-        rows = list(map(checked, read))
+        rows = _alike(list(map(checked, read)))
         if self.out:
             check_out(rows, source, self.out, fields_of(kind))
         several = len(rows) > 1
@@ -256,6 +255,22 @@ class Work(NamedTuple):
         if all(row.error for row in rows):
             raise ValueError(f"{source}, row {rows[0].number}: {rows[0].error}")
         return rows
+
+
+def _alike(rows: list[Row]) -> list[Row]:
+    """The rows, with an error for those without an answer if others have one.
+
+    The answer was lost, such as that of a tool call: one of the model's own under the row's `id`
+    would be taken for it.
+    """
+    from lm_polygraph_asmi.scoring.rows import request_of
+
+    known = [row.error is None and request_of(row.content).answer is not None for row in rows]
+    error = "expected an answer, as in other rows: add it, or leave this row out"
+    return [
+        row._replace(error=row.error or error) if any(known) and not given else row
+        for row, given in zip(rows, known, strict=True)
+    ]
 
 
 def _refuse(*cases: tuple[object, str]) -> None:
@@ -280,7 +295,7 @@ class Summary:
         self.counts = Counter({"scored": 0, "failed": 0, "with warnings": 0})
         self.start = self.printed = time.perf_counter()
 
-    def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
+    def add(self, row: Row, outcome: "Outcome", errors: Any) -> None:
         """Count a row; print its error, or the first warning. Print a count of rows once a minute.
 
         The count is printed into logs only: in a terminal there is a bar.

@@ -303,7 +303,8 @@ class Calibration:
             seen = "" if rate is None else f" Of those with a label, {rate:.0%} are wrong."
             accepted = (
                 f"Accepts: {rule.coverage:.0%} of such answers, those whose {self.title} is at "
-                f"most {rule.threshold:.4g}{unit}.{seen}"
+                f"most {rule.threshold:.4g}{unit}.{seen} Try no other risk or signal on these "
+                "labels."
             )
         left_out = f" Rows left out: {self.left_out}." if self.left_out else ""
         tested = (

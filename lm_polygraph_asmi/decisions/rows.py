@@ -194,7 +194,8 @@ def _calibrate_sorted(
         right_from=asked.right_from,
         following=(
             f"Next test: label {len(to_label)} more, the rows of rank {to_label[0] + 1} to "
-            f"{to_label[-1] + 1} without a label. It passes if at most {spare} of them are wrong."
+            f"{to_label[-1] + 1} without a label. It passes if at most {spare} of them "
+            f"{'is' if spare == 1 else 'are'} wrong."
             if len(to_label)
             else ended
         ),

@@ -2,8 +2,8 @@
 
 A sheet is joined to its scores by the column `key` alone, which consists of letters that no
 spreadsheet changes. The key also tells which signal sorts the sheet, if one does. Prompts, answers
-and signals are there for people to read, and a spreadsheet may change them. One mistake is
-detected: if a key stands beside the prompt and answer of another key, a person has moved it.
+and signals are there for people to read, and a spreadsheet may change them. Two mistakes are
+detected: a key beside the prompt and answer of another key, and an answer that a person rewrote.
 """
 
 import csv
@@ -84,6 +84,22 @@ def _letters(content: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(re.sub(r"\W", "", str(content.get(n) or "")).lower() for n in ("prompt", "answer"))
 
 
+def _rewritten(scored: str, cell: str) -> bool:
+    """Whether a person has changed an answer, so that its label is not of the scored answer.
+
+    A spreadsheet, too, changes a number, a date, a truth value or an error; and characters that are
+    not in ASCII.
+    """
+    values = (
+        text.startswith("#")
+        or text.lower() in ("true", "false")
+        or (re.search(r"\d", text) and len(text.split()) <= 4)  # such as a date and a time
+        for text in (scored, cell)
+    )
+    before, now = (re.sub("[^a-z]", "", text.lower()) for text in (scored, cell))
+    return before != now and not any(values)
+
+
 def _shown(content: Any) -> str:
     """A text as a cell shows it: shortened if it is too long, and never a formula."""
     text = text_of(content)
@@ -97,8 +113,8 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
     """Read labels and order from a sheet.
 
     `records`: the scored rows. Raises ValueError with the row's number if a key is missing,
-    unknown, repeated, or beside the prompt and answer of another key; or if a column's name is
-    almost that of a label; or if rows are of several sheets.
+    unknown, repeated, or beside the prompt and answer of another key; or if an answer was
+    rewritten, or a column's name is almost that of a label; or if rows are of several sheets.
     """
     if Path(path).suffix.lower() not in (".csv", ".tsv"):
         raise ValueError(f"{path}: expected a sheet of labels, a .csv or .tsv file")
@@ -147,6 +163,14 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
             raise ValueError(
                 f"{path}, row {rows[key].number}: prompt and answer are those of another key. "
                 "Undo what moved the keys; if only texts were changed, remove both columns"
+            )
+    for key, row in rows.items():
+        cell, answer = str(row.content.get("answer") or "").strip(), _texts(scored[key])["answer"]
+        if cell and _rewritten(answer.strip(), cell):
+            raise ValueError(
+                f"{path}, row {row.number}: the scored answer is {answer!r:.60}, and the sheet has "
+                f"{cell!r:.60}. A label is of the scored answer: undo the change; if a program "
+                "made it, remove the column"
             )
     labels = {
         key: {n: row.content[n] for n in READ if row.content.get(n) is not None}

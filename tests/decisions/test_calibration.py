@@ -137,7 +137,8 @@ def test_what_is_printed(calibration):
     for one, *expected in (
         (decided, "Guarantee: .*80% .* 40% of .* 2 answers",
          rf"Labels: {N} .* 49 clusters, {calibration.errors} .* 2 e",
-         "Accepts: 50% of such .* 0.25 nats.* 10% are wrong", "Warning: fewer than 50"),
+         "Accepts: 50% of such .* 0.25 nats.* 10% are wrong. Try no other risk",
+         "Warning: fewer than 50"),
         (replace(decided, guarantee=strict), "Guarantee: none", "Labels: .* 50 clusters",
          "Accepts: nothing. Even .* at least 22 .*; 9 do.* at least 20%"),  # .9**22 < .1
     ):  # fmt: skip

@@ -38,28 +38,45 @@ def prompt(tmp_path):
     return path
 
 
+LONG = {"prompt": PROMPT * 400, "id": "long", "answer": " Brask"}
+GIVEN = [{"answer": "Brask"} | row for row in ROWS]
+
+
 def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # noqa: F811
-    source = write(tmp_path / "in.jsonl", [*ROWS, {"prompt": PROMPT * 400, "id": "long"}])
+    source = write(tmp_path / "in.jsonl", [*GIVEN, LONG])
     source.write_text(source.read_text() + "{\n")
     out, page, sheet = (tmp_path / name for name in ("out.parquet", "page.html", "labels.csv"))
     arguments = [source, "--out", out, "--html", page, "--depth", "0.9"]
     done = command(*arguments)
-    counted = "3 scored, 2 failed, 1 with warnings, 1 with an answer of the model's own"
-    assert (done.exit_code, counted in done.stdout) == (1, True)
+    assert (done.exit_code, "3 scored, 2 failed, 1 with warnings, " in done.stdout) == (1, True)
     assert f"Results: {out}\n" in done.stdout
-    told = "First warning, row 2 (2): ", "row 4 (long): expected a prompt", "row 5: not"
+    told = "First warning, row 2 (2): ", "row 4 (long): prompt and response", "row 5: not"
     assert [text for text in told if text not in done.stderr] == []
     expected = score(model, PROMPT, " Brask", tokenizer=tokenizer, depth=0.9)
     assert contents(out)[0]["score"] == pytest.approx(float(expected), rel=1e-5)
     assert page.read_text(encoding="utf-8").count('<section class="asmi" id=') == 3
     calls.clear()
-    write(source, [*ROWS, {"prompt": "Who?"}, {"prompt": "When?"}])
+    write(source, [*GIVEN, *({"prompt": text, "answer": " x"} for text in ("Who?", "When?"))])
     monkeypatch.setattr(sys.modules["lm_polygraph_asmi.commands.score"], "MINUTE", 0)
     done = command(*arguments, "--sheet", sheet)
     assert (done.exit_code, calls, "2 rows\n" in done.stderr) == (0, ["Who?", "When?"], True)
     assert f"Sheet: {sheet}, rows: 5\n" in done.stdout
     assert [row.content["key"] for row in read_table(sheet)] == list(map(key_of, contents(out)))
     assert "no row left to score" in command(*arguments).stdout
+
+
+@pytest.mark.parametrize("lost", [None, [" Brask", None]])
+def test_a_row_that_lost_its_answer_fails(command, tmp_path, lost):
+    """The model answers all or none: its answer would be taken for the lost one."""
+    rows = [
+        {"prompt": f"{PROMPT} {n}", "answer": text} for n, text in enumerate(lost or [None] * 2)
+    ]
+    out = tmp_path / "out.jsonl"
+    done = command(write(tmp_path / "in.jsonl", rows), "--out", out)
+    failed = [row["row"] for row in contents(out) if row.get("error")]
+    assert (failed, done.exit_code) == (([2], 1) if lost else ([], 0))
+    assert ("row 2: expected an answer, as in other rows" in done.stderr) == bool(lost)
+    assert ("2 with an answer of the model's own" in done.stdout) != bool(lost)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +155,11 @@ def test_what_is_wrong_is_said(command, tmp_path, monkeypatch, arguments, messag
 )
 def test_a_signal_stops_and_loses_no_row(command, tmp_path, monkeypatch, suffix, sent):
     """Amid the third row: rows before stay, and the file is named."""
-    source, out, plain = write(tmp_path / "in.jsonl", ROWS), tmp_path / f"out{suffix}", Scorer.score
+    source, out, plain = (
+        write(tmp_path / "in.jsonl", GIVEN),
+        tmp_path / f"out{suffix}",
+        Scorer.score,
+    )
 
     def stopped(self, prompt, **rest):
         if prompt == ROWS[2]["prompt"]:

@@ -84,8 +84,9 @@ def opened_and_saved(path, draw, labels):
     keys = [row[0] for row in rows]
     for row in rows:
         row[3] = labels.get(row[0], "")
-        for at in (1, 2, -2, -1):  # what a spreadsheet, or a person, makes of texts and numbers
-            row[at] = draw.choice([row[at], f" {row[at]}", "", "#NAME?", "1,5", "né\n\x0b", "1931"])
+        for at in (1, 2, -2, -1):  # what a spreadsheet makes of texts and numbers
+            row[at] = draw.choice([row[at], f" {row[at]}", "", "#NAME?", "1,5", "1. Mai", "1931"])
+        row[1] = draw.choice([row[1], "né\n\x0b"])  # a question may be shortened
         row[0] = draw.choice([row[0], row[0].upper(), f" {row[0]} ", row[0].title()])
     draw.shuffle(rows)
     gone = draw.choice([0, 3])
@@ -130,6 +131,31 @@ def test_two_sheets_and_other_labels(written, tmp_path):
     first, second, third, *_ = labelled(records(), written, tmp_path / "b.csv")
     assert (first.content["quality"], first.content["cluster"]) == ("0,9", "a")
     assert (second.content["correct"], third.content["correct"]) == ("TRUE", None)
+
+
+@pytest.mark.parametrize(
+    ("scored", "cell", "refused"),
+    [
+        (" Brask, in Norland", "Edda Holm", True),
+        ("Brask", "Brask (wrong: it was Edda Holm)", True),
+        ("in the year 1931 or in 1932", "Edda Holm", True),
+        ("A Holm", " a HOLM.\n", False),
+        ("né", "nÃ©", False),
+        ("3 of May", "03. Mai", False),
+        ("True", "WAHR", False),
+        ("7/3 or so", "#WERT!", False),
+    ],
+)
+def test_a_label_of_a_rewritten_answer_is_refused(tmp_path, scored, cell, refused):
+    """A person corrects the answer in the sheet and calls it right."""
+    made, path = [records()[0] | {"answer": scored}], tmp_path / "labels.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("key", "answer", "correct"), (key_of(made[0]), cell, "true")])
+    if refused:
+        with pytest.raises(ValueError, match=r"labels\.csv, row 1: .*Holm.*label is of the scored"):
+            labelled(made, path)
+    else:
+        assert labelled(made, path)[0].content["correct"] == "true"
 
 
 KEY, SECOND = (key_of(record) for record in records()[:2])

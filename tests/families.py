@@ -276,8 +276,7 @@ CONFIGS = {
 }  # fmt: skip
 
 
-STRUCTURES: dict[str, object] = {}
-"""By recipe."""
+STRUCTURES: dict[str, object] = {}  # by recipe
 
 
 def tiny_model(name: str, attention: str = "eager", **overrides: object) -> PreTrainedModel:

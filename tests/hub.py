@@ -22,8 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 RENAMED = {"roberta-large": "FacebookAI/roberta-large"}
 """Old name of a model -> its name, to which the hub redirects."""
-TOKEN = "hf_granted"
-"""To whom gated repositories are open."""
+TOKEN = "hf_granted"  # to whom gated repositories are open
 NAME = "(?P<name>[^/]+(/[^/]+)??)"
 API = re.compile(
     f"/api/(?P<kind>models|datasets)/{NAME}"

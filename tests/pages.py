@@ -16,8 +16,7 @@ EVERY = [page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.m
 NOTEBOOKS = [page for page in EVERY if page.read_text().startswith("---\nfile_format: mystnb")]
 """Executed when the site is built."""
 PAGES = [REPOSITORY / "README.md", *(page for page in EVERY if page not in NOTEBOOKS)]
-RECIPES = DOCS / "how-to/recipes.md"
-"""Its blocks need other libraries, each its own."""
+RECIPES = DOCS / "how-to/recipes.md"  # its blocks need other libraries, each its own
 LANGUAGES = ("python", "bash", "yaml", "text")
 
 

@@ -6,8 +6,7 @@ from transformers import PreTrainedModel
 
 TIMES = 4.0
 """So many times the control is allowed: each side of a comparison takes two of these ways."""
-MOST = 1e-3
-"""A control above it is no rounding, and would make a test that cannot fail."""
+MOST = 1e-3  # A control above it is no rounding, and would make a test that cannot fail
 
 
 def allowed(model: PreTrainedModel, input_ids: Tensor) -> float:

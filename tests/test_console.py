@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("console")
     tiny_lm.save(folder / "model")
     row = {"prompt": PROMPT, "answer": COFFEE, "id": "\u2615"}
-    bad = {"prompt": "x" * 5000, "id": "\u2615"}
+    bad = {"prompt": "x" * 5000, "id": "\u2615", "answer": "x"}
     for name, rows in (("one", [row]), ("good", [row, row | {"id": 2}]), ("bad", [row, bad])):
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder
@@ -62,10 +62,10 @@ def written(folder, name):
 
 def test_what_a_console_lacks_is_replaced(folder):
     code, text = run(*command("bad", "--out", "out.jsonl", "--html", "page.html"))
-    assert (code, "row 2 (?): expected a prompt" in text) == (1, True), text
+    assert (code, "row 2 (?): prompt and response are" in text) == (1, True), text
     assert "1931 ?" in run(*command("one"))[1]
     assert [(line["row"], line.get("answer")) for line in written(folder, "out.jsonl")] == [
-        (1, COFFEE), (2, None)
+        (1, COFFEE), (2, "x")
     ]  # fmt: skip
     assert COFFEE.strip()[-1] in (folder / "page.html").read_text("utf-8")
 

@@ -39,8 +39,7 @@ HEAVY = (
     "pandas", "accelerate", "spacy", "openai", "bert_score", "nltk",
 )  # fmt: skip
 LOOSE = {"config", "files", "inputs", "lazy", "options", "tables", "validation"}
-CORE_KNOWS = {"config", "files", "validation"}
-"""Loose files that the core imports."""
+CORE_KNOWS = {"config", "files", "validation"}  # loose files that the core imports
 ENTRANCES = {"commands/__init__.py", "report/items/__init__.py"}
 """Where the core finds heads: their commands, and what they add to the report."""
 

@@ -14,8 +14,7 @@ from tests.test_imports import parsed
 
 PACKAGE = Path(lm_polygraph_asmi.__file__).parent
 ROOT = PACKAGE.parent
-LINES, PARAMETERS = 60, 7
-"""Most lines of a function besides its docstring, and most parameters."""
+LINES, PARAMETERS = 60, 7  # most lines of a function besides its docstring, and most parameters
 CEILINGS = {
     "lm_polygraph_asmi": 11_073,
     "lm_polygraph_asmi/scoring": 1106,
@@ -24,10 +23,8 @@ CEILINGS = {
     "scripts": 1202,
 }
 """Folder -> most statements of its modules."""
-WORDS = {"README.md": 800, "docs": 18_000}
-"""README, and all pages but the changelog -> most words."""
-EVIDENCE = 8_000_000
-"""Most bytes of data that figures of the pages are computed from."""
+WORDS = {"README.md": 800, "docs": 18_000}  # README, and all pages but the changelog -> most words
+EVIDENCE = 8_000_000  # most bytes of data that figures of the pages are computed from
 
 
 def test_functions_are_read_at_once():

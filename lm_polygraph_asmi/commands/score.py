@@ -146,14 +146,11 @@ class Work(NamedTuple):
         from rich.progress import Progress
 
         from lm_polygraph_asmi.scoring.output import score_file
-        from lm_polygraph_asmi.scoring.rows import request_of
 
         with Progress(console=errors, disable=len(rows) < 2) as bar:
             task = bar.add_task("Scoring", total=len(rows))
 
             def seen(row: Row, outcome: "Outcome") -> None:
-                own = outcome.error is None and request_of(row.content).answer is None
-                summary.counts["with an answer of the model's own"] += own
                 summary.add(row, outcome, errors)
                 bar.advance(task)
                 if outcome.result is not None and (self.html or len(rows) == 1):

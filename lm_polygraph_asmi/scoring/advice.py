@@ -151,20 +151,12 @@ def answer_warnings(
     ids: Sequence[int],
     scored_text: str,
 ) -> Iterator[str]:
-    """Warn if the model's own answer was cut off, or if a given answer may not be as it was given.
-
-    It may repeat its prompt. In a chat, it seldom begins or ends with white space.
+    """Warn if the model's own answer was cut off, or if a given answer repeats its prompt.
 
     `ids`: the answer's tokens; the tokenizer decodes them as `scored_text`.
     """
     if request.answer is not None:
         yield from repeated_prompt(conditions.tokenizer, prompt_ids, scored_text)
-        text = request.answer
-        if isinstance(text, str) and not isinstance(request.prompt, str) and text != text.strip():
-            yield (
-                f"The answer begins or ends with white space, {text[:20]!r}: other tokens, another "
-                "score. If the model did not write it, remove it."
-            )
     elif not conditions.closes(ids):
         stop = "" if conditions.stop_strings else ", or pass a `stop` such as '\\n'"
         yield (

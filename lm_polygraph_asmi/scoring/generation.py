@@ -21,12 +21,10 @@ from lm_polygraph_asmi.core.model.structure import context_window
 from lm_polygraph_asmi.host.samples import draw, seeds_of
 from lm_polygraph_asmi.host.stopping import StopConditions
 
-TEMPERATURE = 0.5
-"""Temperature of sampled answers, as in the paper."""
+TEMPERATURE = 0.5  # temperature of sampled answers, as in the paper
 SAMPLING = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 50, "top_p": 1.0}
 """Settings of sampled answers, as in LM-Polygraph except for the temperature."""
-SHORTEST = 2
-"""Least number of tokens of a sampled answer, as in LM-Polygraph."""
+SHORTEST = 2  # least number of tokens of a sampled answer, as in LM-Polygraph
 
 
 @dataclass

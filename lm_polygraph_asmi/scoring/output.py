@@ -20,8 +20,7 @@ from lm_polygraph_asmi.tables import LINES, plain, read_table, write_parquet
 if TYPE_CHECKING:
     import pandas as pd
 
-COPIED = {"prompt", "answer", "samples", "id", "correct"}
-"""Fields of a written row that an input row may have, too."""
+COPIED = {"prompt", "answer", "samples", "id", "correct"}  # which an input row may have, too
 DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
 """Type of a field -> type of its column in a table; all other columns are texts."""
 

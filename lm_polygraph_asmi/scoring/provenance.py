@@ -14,8 +14,7 @@ COVERED = (
     "scored_text", "content_end", "answered", "prompt_tokens",
 )  # fmt: skip
 """Fields of a written row that its digest covers: the scored answer, the settings, the results."""
-HASHES = ("weights", "tokenizer")
-"""Settings of a row that hold hashes: of the model's weights, and of its tokenizer."""
+HASHES = ("weights", "tokenizer")  # settings that are hashes of the model and its tokenizer
 NAMES = ("model", "revision")
 """Settings that name where a model was loaded from. Compared unless all hashes are equal."""
 

@@ -14,8 +14,7 @@ from lm_polygraph_asmi.validation import check_one_of
 ROW_ERRORS = (ValueError, FloatingPointError)
 """Errors caused by one row's content or numbers. Any other error ends the scoring of all rows."""
 _JSON_ROW = r"""[\[{].*["'](prompt|messages)["']\s*:"""
-TEXTS = ("", ".txt", ".md", ".prompt")
-"""Suffixes of files whose whole text is one prompt."""
+TEXTS = ("", ".txt", ".md", ".prompt")  # suffixes of files whose whole text is one prompt
 
 
 class Outcome(NamedTuple):

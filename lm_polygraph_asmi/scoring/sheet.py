@@ -18,14 +18,10 @@ from lm_polygraph_asmi.scoring.provenance import short_hash
 from lm_polygraph_asmi.tables import Row, read_table
 
 COLUMNS = ("key", "prompt", "answer", "correct")
-READ = (*LABELS, "cluster")
-"""Columns that are read from a sheet, besides the key."""
-RANK = "rank by "
-"""Prefix of a column that numbers the answers by a signal, the most certain first."""
-LONGEST = 30_000
-"""Most characters in a cell. A spreadsheet splits cells longer than 32,767 characters."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Characters that begin a formula, which a spreadsheet would compute."""
+READ = (*LABELS, "cluster")  # columns that are read from a sheet, besides the key
+RANK = "rank by "  # prefix of a column that numbers the answers by a signal, the most certain first
+LONGEST = 30_000  # characters in a cell: a spreadsheet splits those longer than 32,767
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # they begin what a spreadsheet would compute
 
 
 class Sheet(NamedTuple):
@@ -119,7 +115,6 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
     if Path(path).suffix.lower() not in (".csv", ".tsv"):
         raise ValueError(f"{path}: expected a sheet of labels, a .csv or .tsv file")
     scored = {key_of(each): each for each in records if each.get("digest")}
-    texts = {key: _letters(_texts(each)) for key, each in scored.items()}
     ordered = {
         key_of(each, name): (key, name)
         for key, each in scored.items()
@@ -136,7 +131,7 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
             continue  # a blank row, which spreadsheets add
         key = str(row.content["key"] or "").strip().lower()
         key, order = ordered.get(key, (key, None))
-        if key not in texts:
+        if key not in scored:
             problem = f"no scored row has the key {key!r}" if key else "the row has no key"
             raise ValueError(
                 f"{place}: {problem}: pass the sheet that was written with the scored file"
@@ -150,33 +145,36 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
         raise ValueError(
             f"{path}: the rows are of several sheets: label each sheet in its own file"
         )
-    shown = {key: _letters(row.content) for key, row in rows.items()}
-    every, elsewhere = {*texts.values()}, {*shown.values()}
-    # A key was moved only if its own texts appear beside another key; otherwise texts changed.
-    for key, texts_here in shown.items():
-        if (
-            texts_here != texts[key]
-            and all(texts_here)
-            and texts_here in every
-            and texts[key] in elsewhere
-        ):
-            raise ValueError(
-                f"{path}, row {rows[key].number}: prompt and answer are those of another key. "
-                "Undo what moved the keys; if only texts were changed, remove both columns"
-            )
-    for key, row in rows.items():
-        cell, answer = str(row.content.get("answer") or "").strip(), _texts(scored[key])["answer"]
-        if cell and _rewritten(answer.strip(), cell):
-            raise ValueError(
-                f"{path}, row {row.number}: the scored answer is {answer!r:.60}, and the sheet has "
-                f"{cell!r:.60}. A label is of the scored answer: undo the change; if a program "
-                "made it, remove the column"
-            )
+    _check_texts(path, rows, {key: _texts(each) for key, each in scored.items()})
     labels = {
         key: {n: row.content[n] for n in READ if row.content.get(n) is not None}
         for key, row in rows.items()
     }
     return Sheet(labels, *orders or (None,))
+
+
+def _check_texts(
+    path: str | Path, rows: Mapping[str, Row], scored: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Raise ValueError if texts stand beside another key, or if an answer was rewritten.
+
+    A key was moved only if its own texts appear beside another key; otherwise texts changed.
+    """
+    texts = {key: _letters(each) for key, each in scored.items()}
+    shown = {key: _letters(row.content) for key, row in rows.items()}
+    every, elsewhere = {*texts.values()}, {*shown.values()}
+    for key, row in rows.items():
+        here = shown[key]
+        moved = here != texts[key] and all(here) and here in every and texts[key] in elsewhere
+        cell, answer = (
+            str(each.get("answer") or "").strip() for each in (row.content, scored[key])
+        )
+        if moved or (cell and _rewritten(answer, cell)):
+            raise ValueError(
+                f"{path}, row {row.number}: the texts are not those of its key: {cell!r:.60} "
+                f"is not the scored answer {answer!r:.60}, which a label is of. Undo what moved or "
+                "changed them; if only a program changed texts, remove both columns"
+            )
 
 
 def _check_columns(path: str | Path, names: Iterable[str]) -> None:

@@ -28,8 +28,7 @@ class Signal(NamedTuple):
         return ("closing_token", "stop", *(("depth", "layer", "structure") if self.states else ()))
 
 
-LEARNED = "learned"
-"""Name of the signal that is learned during calibration."""
+LEARNED = "learned"  # name of the signal that is learned during calibration
 SIGNALS = {
     **{method: Signal(title, masked=True) for method, title in METHODS.items()},
     "msp": Signal("MSP", masked=False),

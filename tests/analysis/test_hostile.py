@@ -132,8 +132,7 @@ CORNERS = {
     "an answer without a token": {"tokens": [np.empty(0), *SOUND["tokens"][1:]]},
 }  # fmt: skip
 """Columns to put in the place of sound ones."""
-NO_CONTRAST = {"all right", "all wrong", "one answer"}
-"""Corners in which answers are equally good."""
+NO_CONTRAST = {"all right", "all wrong", "one answer"}  # corners in which answers are equally good
 UNDEFINED = (
     # No interval over one cluster, none of what is undefined.
     ("coverage_intervals aurc_difference confident_filter", {"one cluster", "one answer"}),

@@ -76,8 +76,7 @@ def layers_outside(model: nn.Module) -> None:
     model.layers = vars(model.model)["layers"] = model.model._modules.pop("layers")
 
 
-DRIFT = count(1, 0.01)
-"""A factor that grows with each call."""
+DRIFT = count(1, 0.01)  # A factor that grows with each call
 compiled = partial(torch.compile, backend="eager")
 PRECISIONS = r"float.* and .*float32.*one precision"
 

@@ -19,8 +19,7 @@ from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.results.paper import BENCHMARKS, GENERATION, MODELS
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 
-METHODS = "methods"
-"""Beside what a manager file holds: what its manifest says of the scores."""
+METHODS = "methods"  # beside what a manager file holds: what its manifest says of the scores
 BASELINES = ("MaximumSequenceProbability", "MeanTokenEntropy", "SemanticEntropy", "RAUQ")
 
 
@@ -160,8 +159,7 @@ def dissect(saved: dict[str, Any], masks: int = 100) -> None:
             own |= {"mask_seed": 1000 + row, "settings": own["settings"] | used}
 
 
-SHUFFLES = 50
-"""Permutations that `few_permutations` leaves."""
+SHUFFLES = 50  # permutations that `few_permutations` leaves
 
 
 @contextmanager

@@ -24,10 +24,8 @@ from tests.polygraph import forked, polygraph_eval_here
 from tests.stand_ins import StandIns
 
 QWEN, LLAMA = "Qwen/Qwen3-4B-Base", "meta-llama/Llama-2-7b-hf"
-COQA = ("--config-name", "asmi_coqa", "data.first=2")
-"""The metric IsotonicPCC needs two rows."""
-SHORT = ("max_new_tokens=3", "asmi.num_samples=3")
-"""Of runs that work."""
+COQA = ("--config-name", "asmi_coqa", "data.first=2")  # the metric IsotonicPCC needs two rows
+SHORT = ("max_new_tokens=3", "asmi.num_samples=3")  # of runs that work
 SIDE_MODELS = (
     "microsoft/deberta-large-mnli", "cross-encoder/stsb-roberta-large", "yzha/AlignScore",
     "roberta-large",

@@ -15,8 +15,7 @@ from lm_polygraph_asmi.runs.rows import DataRow, RunRows
 from tests.composing import composed, run_of
 from tests.runs.test_rows import saved
 
-FEW = "estimators=asmi_only"
-"""Which are built in half the time."""
+FEW = "estimators=asmi_only"  # which are built in half the time
 
 
 def of_data(*overrides: str):
@@ -49,8 +48,7 @@ def test_a_config_that_cannot_be_read(name, overrides, said):
 
 
 TWO = {"input": ["a", "b"], "output": ["x", "y"]}
-RUSSIAN = {"name": "BertScoreMetric", "kwargs": {"lang": "ru"}}
-"""The user's choice of a model."""
+RUSSIAN = {"name": "BertScoreMetric", "kwargs": {"lang": "ru"}}  # the user's choice of a model
 
 
 @pytest.mark.parametrize(

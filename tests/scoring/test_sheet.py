@@ -152,7 +152,9 @@ def test_a_label_of_a_rewritten_answer_is_refused(tmp_path, scored, cell, refuse
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("key", "answer", "correct"), (key_of(made[0]), cell, "true")])
     if refused:
-        with pytest.raises(ValueError, match=r"labels\.csv, row 1: .*Holm.*label is of the scored"):
+        with pytest.raises(
+            ValueError, match=r"labels\.csv, row 1: .*Holm.* is not the scored answer"
+        ):
             labelled(made, path)
     else:
         assert labelled(made, path)[0].content["correct"] == "true"
@@ -227,7 +229,7 @@ def test_keys_that_were_moved_alone_are_refused_and_changed_texts_are_not(
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([header, *table])
     if moved:
-        with pytest.raises(ValueError, match=r"labels\.csv, row \d+: .* another key"):
+        with pytest.raises(ValueError, match=r"labels\.csv, row \d+: .* not those of its key"):
             labelled(made, path)
     else:
         found = [row.content["correct"] for row in labelled(made, path)]

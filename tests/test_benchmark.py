@@ -134,6 +134,12 @@ def test_what_needs_no_side_model_is_what_two_groups_have():
         ("asmi_squad estimators=asmi_single_pass", "asmi_squad_seed1", {"seed": 1}, {}),
         ("asmi_squad", "asmi_squad_closed_book", {}, {"closed_book": True, "grounded": False}),
         ("asmi_coqa", "asmi_benchmark", {}, {}),
+        (
+            "asmi_benchmark estimators=asmi_stability +answers=a +run_seed=0",
+            "asmi_stability answers=a",
+            {"answers": "${answers}"} | dict.fromkeys(("seed", "sampling_seed"), "${run_seed}"),
+            {"size": 500},
+        ),
     ],
 )
 def test_a_config_that_differs_from_another_in_one_thing(like, name, asmi, data):
@@ -267,10 +273,13 @@ def test_the_grid_has_sixteen_settings_in_shards():
     assert grid.hydra.launcher._target_.endswith("JoblibLauncher")
     swept = dict(grid.hydra.sweeper.params)
     assert swept.pop("data.shard") == "range(3)"
-    for (group, values), node in zip(swept.items(), ("path", "data.source"), strict=True):
-        files = [configs_path() / group / f"{value}.yaml" for value in values.split(",")]
-        assert len({str(OmegaConf.select(OmegaConf.load(file), node)) for file in files}) == 4
-    assert len(names_of(composed("asmi_grid", f"{group}={files[-1].stem}"))) == BASELINES + 3
+    jobs = [  # four of them, with each model and each benchmark
+        composed("asmi_grid", *map("=".join, zip(swept, own, strict=True)))
+        for own in zip(*(names.split(",") for names in swept.values()), strict=True)
+    ]
+    for node in ("model.path", "data.source"):
+        assert len({str(OmegaConf.select(job, node)) for job in jobs}) == len(jobs) == 4
+    assert len(names_of(jobs[-1])) == BASELINES + 3
 
 
 @pytest.mark.slow

@@ -125,10 +125,21 @@ CALLS = (  # a request, and the choices of its response; None: an error
         lambda request, response: {"request": request, "response": response},
         lambda request, response: {**request, "response": json.dumps(response)},
         lambda request, response: {"request": {"body": request}, "response": {"body": response}},
-        lambda request, response: {"input": request, "output": response},
+        lambda request, response: {
+            "input": request,
+            "output": response if response["choices"] else {"error": {"message": "busy"}},
+        },
+        lambda request, response: {
+            **request, "input": request["messages"],
+            "output": [response if response["choices"] else {"object": "error"}],
+        },
+        lambda request, response: {
+            "request": request,
+            "response": f'data: {json.dumps(response)}\n\ndata: {{"usage": {{}}}}\n\ndata: [DONE]',
+        },
         lambda request, response: request | response,
     ],
-)
+)  # fmt: skip
 def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     """Its rows are taken as they stand; what is no whole answer is left out and counted."""
     lines = [
@@ -136,7 +147,7 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
         for n, (request, choices) in enumerate((*CALLS, CALLS[0]))
     ]
     log, out = tmp_path / "log.jsonl", tmp_path / "rows.jsonl"
-    log.write_text("\n".join([*lines, "{}"]))
+    log.write_text("\n".join([*lines, json.dumps({"messages": TALK, "reply": "Red."})]))
     loaded("docs/tutorials/log_to_rows.py").main.callback(log, out, None)
     told = re.findall(r"left out, ([\w ]+).*: (\d) \(line (.+)\)", capsys.readouterr().out)
     assert told == [
@@ -156,6 +167,7 @@ def test_the_converter_keeps_the_answers_of_one_model(tmp_path):
     log, out = tmp_path / "log.jsonl", tmp_path / "rows.jsonl"
     log.write_text("\n".join(
         json.dumps({
+            "model": "asked for",
             "input": [{"role": "user", "content": f"Which mill, {model}?"}],
             "output": {"model": model, "choices": choices},
         })

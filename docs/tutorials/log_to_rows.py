@@ -34,15 +34,17 @@ def text_of(content: Any) -> str:
     return "".join(part.get("text") or "" for part in parts)
 
 
-def choices_of(chunk: dict[str, Any]) -> list[dict[str, Any]]:
-    """The choices of a response, or of a chunk of a stream; of an error, none."""
-    failed = not chunk or chunk.get("error") or chunk.get("object") == "error"
-    return ([] if failed else chunk["choices"]) or []
+def choices_of(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The choices of a response, or of the chunks of a stream; of errors, none."""
+    sound = [c for c in chunks if c and not c.get("error") and c.get("object") != "error"]
+    if sound and not any("choices" in chunk for chunk in sound):
+        raise KeyError("choices")
+    return [choice for chunk in sound for choice in chunk.get("choices") or []]
 
 
 def answer_of(chunks: list[dict[str, Any]]) -> tuple[str, str]:
     """The answer in a response, or in the chunks of a stream; and why it is left out, or ""."""
-    choices = [choice for chunk in chunks for choice in choices_of(chunk)]
+    choices = choices_of(chunks)
     parts = [choice.get("message") or choice.get("delta") or {} for choice in choices]
     ends = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     answer = "".join(text_of(part.get("content")) for part in parts)
@@ -70,8 +72,9 @@ def main(log: str, out: str, model: str | None) -> None:
         lines = list(file)
     for number, line in enumerate(lines, start=1):
         try:
-            request, response = map(plain, request_and_response(json.loads(line)))
-            request = {"messages": request} if isinstance(request, list) else request
+            entry = json.loads(line)
+            request, response = map(plain, request_and_response(entry))
+            request = entry | {"messages": request} if isinstance(request, list) else request
             chunks = response if response and isinstance(response, list) else [response or {}]
             answer, reason = answer_of(chunks)
             talk = [m for m in request["messages"] if m["role"] not in ("system", "developer")]
@@ -82,7 +85,7 @@ def main(log: str, out: str, model: str | None) -> None:
             strange = f"Line {number} is not understood: {line[:150]} ...\n"
             continue
         if not reason and model not in (None, answered_by):
-            reason = "another model"
+            reason = f"of the model {answered_by}"
         if not reason and not {name, question}.isdisjoint(seen):
             reason = "logged or asked before"
         if reason:

@@ -106,6 +106,8 @@ def main(log: str, out: str, model: str | None) -> None:
                          "A threshold is of one: name it with --model")  # fmt: skip
     if not rows:
         raise SystemExit(f"{log}: no row was made.")
+    if Path(out).exists() and Path(out).samefile(log):
+        raise SystemExit(f"{out} is the log: name another file")
     Path(out).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     print(f"{log}: {len(rows)} rows, in {out}")
 

@@ -226,6 +226,9 @@ CHANGES = [
     # In any script; the same question and answer twice, of which nothing tells the keys apart.
     *(([each | {"prompt": letter * n, "answer": letter} for n, each in enumerate(records(), 1)],
        with_keys(MOVED[1]), True) for letter in ("д", "山", "ق", "अ")),
+    # Of equal answers, the error is about the questions.
+    ([each | {"prompt": f"Who {n}?", "answer": "Yes"} for n, each in enumerate(records(), 1)],
+     with_keys(MOVED[1]), True),
     ([each | {"prompt": "Who?", "answer": " x"} for each in records()], with_keys(MOVED[2]), False),
 ]  # fmt: skip
 
@@ -240,7 +243,11 @@ def test_keys_that_were_moved_alone_are_refused_and_changed_texts_are_not(
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([header, *table])
     if moved:
-        with pytest.raises(ValueError, match=r"labels\.csv, row \d+: .* not those of its key"):
+        with pytest.raises(
+            ValueError,
+            match=r"labels\.csv, row \d+: .* not those of its key: "
+            r"the [a-z]+ (.+) is not the scored one, (?!\1,)",
+        ):
             labelled(made, path)
     else:
         found = [row.content["correct"] for row in labelled(made, path)]

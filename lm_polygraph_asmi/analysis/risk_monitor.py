@@ -124,7 +124,8 @@ def risk_monitor(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelle
     if guarantee.threshold is None:
         raise ValueError(
             "expected a guarantee with a threshold, got none, so that no answer is accepted and "
-            f"there is nothing to check: begin with other answers and labels. {guarantee.limits}"
+            "there is nothing to check: calibrate with more labels if they are in order, or else "
+            f"begin with other answers and labels. {guarantee.limits}".rstrip()
         )
     answers.columns(accepted=accepted)  # raises ValueError unless there is one for each answer
     earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()

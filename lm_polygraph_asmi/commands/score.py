@@ -263,9 +263,14 @@ def _alike(rows: list[Row]) -> list[Row]:
     from lm_polygraph_asmi.scoring.rows import request_of
 
     known = [row.error is None and request_of(row.content).answer is not None for row in rows]
-    error = "expected an answer, as in other rows: add it, or leave this row out"
+    if len(rows) > 1 and not any(known) and not all(row.error for row in rows):
+        click.echo("No row has an answer: the model answers all of them itself.", err=True)
     return [
-        row._replace(error=row.error or error) if any(known) and not given else row
+        row._replace(
+            error=row.error or "expected an answer, as in other rows: add it, or leave this row out"
+        )
+        if any(known) and not given
+        else row
         for row, given in zip(rows, known, strict=True)
     ]
 
@@ -281,8 +286,8 @@ def _sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[st
     """A random sample of the accepted rows. It depends on hashes, so it is the same each time."""
     from lm_polygraph_asmi.scoring.sheet import key_of
 
-    accepted = [record for record in records if record.get("digest") and record.get("accept")]
-    return sorted(accepted, key=key_of)[:size]  # keys are hashes, so the order is random
+    # Keys are hashes, so the order is random.
+    return sorted((r for r in records if r.get("digest") and r.get("accept")), key=key_of)[:size]
 
 
 class Summary:

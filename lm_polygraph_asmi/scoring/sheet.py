@@ -80,28 +80,32 @@ def _letters(content: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(re.sub(r"\W", "", str(content.get(n) or "")).lower() for n in ("prompt", "answer"))
 
 
-def _rewritten(scored: str, cell: str) -> bool:
+def _rewritten(scored: str, cell: str, kept: bool) -> bool:
     """Whether a person has changed an answer, so that its label is not of the scored answer.
 
-    A spreadsheet, too, changes a number, a date, a truth value or an error; and characters that are
-    not in ASCII.
+    A spreadsheet, too, changes a date, a truth value or a number (but no digit of a whole one), and
+    writes an error in the place of a formula. Unless its encoding `kept` them, it leaves out
+    characters that are not in ASCII, or writes letters instead.
     """
-    values = (
-        text.startswith("#")
-        or text.lower() in ("true", "false")
-        or (re.search(r"\d", text) and len(text.split()) <= 4)  # such as a date and a time
-        for text in (scored, cell)
+    both = scored, cell
+    before, now = (re.sub(r"[\W_]" if kept else "[^a-z0-9]", "", each.lower()) for each in both)
+    left, more = iter(now), 0 if kept else sum(not each.isascii() for each in scored)
+    return not (
+        (len(now) <= len(before) + more and all(each in left for each in before))
+        or cell.startswith("#")
+        or scored.lower() in ("true", "false")
+        or (
+            all(re.search(r"\d", each) and len(each.split()) <= 4 for each in both)
+            and not all(re.fullmatch(r"[1-9]\d{,14}", each) for each in both)
+        )
     )
-    before, now = (re.sub("[^a-z]", "", text.lower()) for text in (scored, cell))
-    return before != now and not any(values)
 
 
 def _shown(content: Any) -> str:
     """A text as a cell shows it: shortened if it is too long, and never a formula."""
     text = text_of(content)
     if len(text) > LONGEST:
-        half = LONGEST // 2
-        text = f"{text[:half]} [...] {text[-half:]}"
+        text = f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
     return f" {text}" if text.startswith(FORMULA) else text
 
 
@@ -129,8 +133,7 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
             _check_columns(path, row.content)
         if all(value is None for value in row.content.values()):
             continue  # a blank row, which spreadsheets add
-        key = str(row.content["key"] or "").strip().lower()
-        key, order = ordered.get(key, (key, None))
+        key, order = ordered.get(key := str(row.content["key"] or "").strip().lower(), (key, None))
         if key not in scored:
             problem = f"no scored row has the key {key!r}" if key else "the row has no key"
             raise ValueError(
@@ -163,17 +166,20 @@ def _check_texts(
     texts = {key: _letters(each) for key, each in scored.items()}
     shown = {key: _letters(row.content) for key, row in rows.items()}
     every, elsewhere = {*texts.values()}, {*shown.values()}
-    for key, row in rows.items():
-        here = shown[key]
+    # If some answer has them still, the encoding lost none of the characters that are not in ASCII.
+    kept = any(here[1] == texts[key][1] and not here[1].isascii() for key, here in shown.items())
+    for key, here in shown.items():
         moved = here != texts[key] and all(here) and here in every and texts[key] in elsewhere
         cell, answer = (
-            str(each.get("answer") or "").strip() for each in (row.content, scored[key])
+            str(each.get("answer") or "").strip() for each in (rows[key].content, scored[key])
         )
-        if moved or (cell and _rewritten(answer, cell)):
+        if moved or (cell and _rewritten(answer, cell, kept)):
+            name = "prompt" if cell == answer else "answer"
             raise ValueError(
-                f"{path}, row {row.number}: the texts are not those of its key: {cell!r:.60} "
-                f"is not the scored answer {answer!r:.60}, which a label is of. Undo what moved or "
-                "changed them; if only a program changed texts, remove both columns"
+                f"{path}, row {rows[key].number}: prompt and answer are not those of its key: the "
+                f"{name} {rows[key].content[name]!r:.60} is not the scored one, "
+                f"{scored[key][name]!r:.60}, which a label is of. Undo what moved or changed them; "
+                "if only a program changed texts, remove both columns"
             )
 
 

@@ -236,6 +236,10 @@ REFUSALS = [
     (lambda: ordered_threshold([1, 2, 3], [0, None, 2], 0.2, 0.9), "True and False .* got 2"),
     (lambda: ordered_threshold([1, np.nan, 3], [0, 1, None], 0.2, 0.9), "scores .* not finite"),
     (lambda: d.risk_monitor(GUARANTEE, [1, 0.5], PAIR), "accepted must contain True"),
+    (
+        lambda: d.risk_monitor(ordered_threshold([1, 2], [1, 1], 0.9, 0.5)[0], [1, 0], PAIR),
+        r"more labels if they are in order, or else begin with other answers and labels\.$",
+    ),
     # Learned scores.
     (lambda: a.free_features([], [], 3), "at least one token"),
     (lambda: learned.learned_threshold({"a": [[1.0]]}, {}, PAIR, 0.1, 0.9), "a has 1 values for 2"),

@@ -63,7 +63,7 @@ def test_as_a_person_does_it(place, monkeypatch):
     order, ranks = [row["key"] for row in rows], np.arange(N)
     assert [values[key] for key in order] == sorted(values.values())
     assert [row["rank by msp"] for row in rows] == list(map(str, range(1, N + 1)))
-    wrong = (ranks % 10 == 9) | (ranks >= 28)
+    wrong = (ranks % 10 == 9) | (ranks >= 26)  # so that one of the last test may be wrong
     seen, labels, to_label = list[Calibration](), np.full(N, np.nan), ranks
     while len(to_label):
         found, said = look(place)  # the same --out each time
@@ -73,7 +73,7 @@ def test_as_a_person_does_it(place, monkeypatch):
         if len(to_label):
             first, last = to_label[[0, -1]] + 1
             assert f"label {len(to_label)} more, the rows of rank {first} to {last} with" in said
-            assert f"at most {spare} of them are wrong" in said
+            assert f"at most {spare} of them {'is' if spare == 1 else 'are'} wrong" in said
         labels[to_label] = wrong[to_label]
         given = {order[at]: not labels[at] for at in np.flatnonzero(~np.isnan(labels))}
         shuffled = np.random.default_rng(len(seen)).permutation(N)

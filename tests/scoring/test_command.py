@@ -65,17 +65,20 @@ def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # 
     assert "no row left to score" in command(*arguments).stdout
 
 
-@pytest.mark.parametrize("lost", [None, [" Brask", None]])
-def test_a_row_that_lost_its_answer_fails(command, tmp_path, lost):
+@pytest.mark.parametrize("answers", [[None, None], [" Brask", None], [None, " Brask"]])
+def test_a_row_that_lost_its_answer_fails(command, tmp_path, answers):
     """The model answers all or none: its answer would be taken for the lost one."""
-    rows = [
-        {"prompt": f"{PROMPT} {n}", "answer": text} for n, text in enumerate(lost or [None] * 2)
-    ]
-    out = tmp_path / "out.jsonl"
-    done = command(write(tmp_path / "in.jsonl", rows), "--out", out)
-    failed = [row["row"] for row in contents(out) if row.get("error")]
-    assert (failed, done.exit_code) == (([2], 1) if lost else ([], 0))
-    assert ("row 2: expected an answer, as in other rows" in done.stderr) == bool(lost)
+    rows = [{"prompt": f"{PROMPT} {n}", "answer": text} for n, text in enumerate(answers)]
+    done = command(write(tmp_path / "in.jsonl", rows), "--out", out := tmp_path / "out.jsonl")
+    lost = [answers.index(None) + 1] * any(answers)
+    assert ([row["row"] for row in contents(out) if row.get("error")], done.exit_code) == (
+        lost,
+        len(lost),
+    )
+    told = re.findall(r"row \d: expected an answer, as in other|No row has an answer", done.stderr)
+    assert told == (
+        [f"row {n}: expected an answer, as in other" for n in lost] or ["No row has an answer"]
+    )
 
 
 @pytest.mark.parametrize(

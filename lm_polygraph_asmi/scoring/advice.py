@@ -16,12 +16,10 @@ from lm_polygraph_asmi.host.stopping import StopConditions, decode
 from lm_polygraph_asmi.inputs import Messages, Prompt, Request, texts_of
 from lm_polygraph_asmi.validation import is_unspaced
 
-OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
-"""Characters after which an answer may begin without a space."""
+OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"  # after these, an answer may begin without a space
 CLOCKS = {"strftime_now", "datetime", "now", "utcnow", "today", "localtime"}
 """Names with which a template reads the clock."""
-PROMPT_END = 30
-"""Length of a prompt's end, without white space and quotes, that no answer repeats by chance."""
+PROMPT_END = 30  # characters but white space and quotes, which no answer repeats by chance
 SOME_ANSWER = "Edda"
 MEANT_FOR_THE_MODEL = re.compile(
     r"(content|reasoning_content|reasoning|thinking|"

@@ -8,8 +8,7 @@ from typing import Any, TypeVar, cast
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-TOLERANCE = 0.1
-"""Share of the vocabulary that may differ, since embeddings are padded and tokens are added."""
+TOLERANCE = 0.1  # of the vocabulary may differ: embeddings are padded, and tokens are added
 RULES = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 """Parts of a fast tokenizer, besides its vocabulary, that change how a text is tokenized."""
 Found = TypeVar("Found")

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, Template
 from markupsafe import Markup
 
-FULL_SHADE = 0.1
-"""u (nats) from which a token has the darkest shade. It is the same on all pages."""
+FULL_SHADE = 0.1  # nats of u from which a token has the darkest shade, on all pages
 SIGNS = {"\n": "⏎", "\t": "⇥"}
 """Signs shown for line breaks and tabs. Other unprintable characters are shown as �."""
 JOINERS = "\u200c\u200d"

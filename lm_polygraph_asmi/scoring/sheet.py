@@ -83,22 +83,20 @@ def _letters(content: Mapping[str, Any]) -> tuple[str, ...]:
 def _rewritten(scored: str, cell: str, kept: bool) -> bool:
     """Whether a person has changed an answer, so that its label is not of the scored answer.
 
-    A spreadsheet, too, changes a date, a truth value or a number (but no digit of a whole one), and
-    writes an error in the place of a formula. Unless its encoding `kept` them, it leaves out
-    characters that are not in ASCII, or writes letters instead.
+    A spreadsheet may write an error in the place of a formula, a truth value in another language,
+    and a date or a number in another form, but it keeps the digits of a whole number. If its
+    encoding did not keep (`kept`) characters that are not in ASCII, the others stand in their
+    order, with at most one letter in the place of each that was lost.
     """
     both = scored, cell
+    values = all(re.search(r"\d", each) and len(each.split()) <= 4 for each in both)
+    whole = all(re.fullmatch(r"[1-9]\d{,14}", each) for each in both)
+    if cell.startswith("#") or scored.lower() in ("true", "false") or (values and not whole):
+        return False
     before, now = (re.sub(r"[\W_]" if kept else "[^a-z0-9]", "", each.lower()) for each in both)
-    left, more = iter(now), 0 if kept else sum(not each.isascii() for each in scored)
-    return not (
-        (len(now) <= len(before) + more and all(each in left for each in before))
-        or cell.startswith("#")
-        or scored.lower() in ("true", "false")
-        or (
-            all(re.search(r"\d", each) and len(each.split()) <= 4 for each in both)
-            and not all(re.fullmatch(r"[1-9]\d{,14}", each) for each in both)
-        )
-    )
+    lost = 0 if kept else sum(not each.isascii() for each in scored)
+    left = iter(now)
+    return len(now) > len(before) + lost or not all(each in left for each in before)
 
 
 def _shown(content: Any) -> str:
@@ -133,7 +131,8 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Sheet:
             _check_columns(path, row.content)
         if all(value is None for value in row.content.values()):
             continue  # a blank row, which spreadsheets add
-        key, order = ordered.get(key := str(row.content["key"] or "").strip().lower(), (key, None))
+        key = str(row.content["key"] or "").strip().lower()
+        key, order = ordered.get(key, (key, None))
         if key not in scored:
             problem = f"no scored row has the key {key!r}" if key else "the row has no key"
             raise ValueError(

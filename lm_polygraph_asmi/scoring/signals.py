@@ -38,8 +38,7 @@ SIGNALS = {
 }
 """Name of a signal in the settings -> the signal."""
 
-COLUMN = "column:"
-"""Prefix of a signal that is read from a column of a table, such as another method's score."""
+COLUMN = "column:"  # prefix of a signal that is read from a column, as another method's score
 
 
 def column_of(signal: str) -> tuple[str, int]:

@@ -295,7 +295,8 @@ class Calibration:
                 f"Guarantee: none yet. More labels may show: {rule.promise}."
                 if "Next test" in self.following
                 else f"Guarantee: none. No threshold by {self.title} could be shown to hold: "
-                f"{rule.promise}. Abstain on every answer. Another risk or signal needs other labels."
+                f"{rule.promise}. Abstain on every answer. Another risk or signal needs other "
+                "labels."
             )
         else:
             yield f"Guarantee: {rule.promise}."

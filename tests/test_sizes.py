@@ -16,7 +16,7 @@ PACKAGE = Path(lm_polygraph_asmi.__file__).parent
 ROOT = PACKAGE.parent
 LINES, PARAMETERS = 60, 7  # most lines of a function besides its docstring, and most parameters
 CEILINGS = {
-    "lm_polygraph_asmi": 11_073,
+    "lm_polygraph_asmi": 11_071,
     "lm_polygraph_asmi/scoring": 1106,
     "lm_polygraph_asmi/decisions": 925,
     "tests": 10_717,

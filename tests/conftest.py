@@ -38,6 +38,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 
 # The process that hands tests to the others imports this file, too: no torch, no transformers.
 
@@ -55,6 +56,14 @@ With it, nothing of LM-Polygraph, Hydra and other libraries is replaced. Without
 - reports have fewer resamples (`few_resamples`), and most write no figure (`no_pictures`).
 """
 
+EVERY_PASS = [
+    "lm_polygraph_asmi.core.model." + module for module in ("readout", "start", "unmasked")
+]
+"""Modules that make functions for every pass, which takes longer where their types are checked.
+
+Only --slow checks them: all they compute is compared with full passes.
+"""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
@@ -70,6 +79,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[AS_USERS] = "1"
     else:
         sys.modules["bitsandbytes"] = None
+    if thorough(config):
+        install_import_hook(EVERY_PASS, "tests.check")
 
 
 def thorough(config: pytest.Config) -> bool:

@@ -138,6 +138,11 @@ CALLS = (  # a request, and the choices of its response; None: an error
             "response": f'data: {json.dumps(response)}\n\ndata: {{"usage": {{}}}}\n\ndata: [DONE]',
         },
         lambda request, response: request | response,
+        lambda request, response: {
+            "note": "[INFO] a call",
+            "httpRequest": {"headers": None, "body": json.dumps(request)},
+            "httpResponse": {"status": 200, "body": json.dumps(response), "parsed": response},
+        },
     ],
 )  # fmt: skip
 def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
@@ -152,8 +157,8 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     told = re.findall(r"left out, ([\w ]+).*: (\d) \(line (.+)\)", capsys.readouterr().out)
     assert told == [
         ("cut off by max_tokens", "1", "2"), ("a tool call", "1", "3"), ("no text", "1", "4"),
-        ("logged or asked before", "2", "5, 8"), ("an error", "1", "6"),
-        ("several answers", "1", "7"), ("not understood ", "1", "9"),
+        ("logged or asked before", "2", "5, 8"), ("not understood", "2", "6, 9"),
+        ("several answers", "1", "7"),
     ]  # fmt: skip
     (row,) = map(json.loads, out.read_text().splitlines())
     assert row == {"id": "red0", "messages": TALK, "tools": TOOLS, "answer": "Red."}
@@ -180,6 +185,27 @@ def test_the_converter_keeps_the_answers_of_one_model(tmp_path):
     convert(log, out, "b")
     (row,) = map(json.loads, out.read_text().splitlines())
     assert row["messages"][0]["content"] == "Which mill, b?"
+
+
+def test_the_converter_keeps_a_question_about_another_document(tmp_path, capsys):
+    """Of two requests, or two whole responses, in one line, it does not choose."""
+    _, choices = CALLS[0]
+    contracts = ("Contract of 1 May, about a mill.", "Contract of 2 May, about a mill.", "A lease.")
+    question = {"role": "user", "content": "Until when?"}
+    requests = [
+        {"messages": [{"role": "system", "content": contract}, question]} for contract in contracts
+    ]
+    lines = [request | {"choices": choices} for request in requests]
+    lines += [{"sent": requests[0], **lines[2]}, {"tries": [lines[2], {"choices": 2 * choices}]}]
+    log, out = tmp_path / "log.jsonl", tmp_path / "rows.jsonl"
+    log.write_text("\n".join(map(json.dumps, lines)))
+    loaded("docs/tutorials/log_to_rows.py").main.callback(log, out, None)
+    told = re.findall(r"left out, ([\w ]+).*: \d \(line (.+)\)", capsys.readouterr().out)
+    assert told == [
+        ("logged or asked before", "2"), ("not understood", "4"), ("several answers", "5"),
+    ]  # fmt: skip
+    rows = map(json.loads, out.read_text().splitlines())
+    assert [row["messages"][0]["content"] for row in rows] == [contracts[0], contracts[2]]
 
 
 @pytest.mark.parametrize(

@@ -4,28 +4,48 @@ python docs/tutorials/log_to_rows.py LOG.jsonl ROWS.jsonl
 """
 
 import json
+import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+REQUEST, RESPONSE = ("messages", "input"), ("choices",)
+"""EDIT HERE, if need be: names of the field with a request's messages, or a response's choices."""
 
-def request_and_response(line: dict[str, Any]) -> tuple[Any, Any]:
-    """EDIT HERE, if need be: where a line of your log has the request and its response."""
-    request = line.get("request") or line.get("input") or line  # or `messages` are in the line
-    names = [name for name in ("response", "output") if name in line]
-    return request, line[names[0]] if names else line  # or `choices` are
+SYSTEM = ("system", "developer")
 
 
-def plain(part: Any) -> Any:
-    """A request or response without a wrapping: JSON as text, events as text, or a `body`."""
-    if isinstance(part, str) and part.lstrip().startswith("data:"):
-        events = [line[5:].strip() for line in part.splitlines() if line.startswith("data:")]
-        part = [json.loads(event) for event in events if event != "[DONE]"]
-    if isinstance(part, str):
-        part = json.loads(part)
-    return plain(part["body"]) if isinstance(part, dict) and "body" in part else part
+def read(part: Any) -> Any:
+    """A part of a line; if it is text that holds JSON or the events of a stream, what it holds."""
+    if not isinstance(part, str):
+        return part
+    events = [line[5:].strip() for line in part.splitlines() if line.startswith("data:")]
+    try:
+        return [json.loads(e) for e in events if e != "[DONE]"] if events else json.loads(part)
+    except ValueError:
+        return part
+
+
+def parts(of: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a line, but for those in the content of a request or response."""
+    inner = read(of)
+    if isinstance(inner, dict):
+        yield inner
+        named = (*REQUEST, *RESPONSE)
+        inner = [v for k, v in inner.items() if not (k in named and isinstance(v, list))]
+    for each in inner if isinstance(inner, list) else []:
+        yield from parts(each)
+
+
+def found(line: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The objects in a line that have the content of a request or response; copies count once."""
+    having = [part for part in parts(line) if any(isinstance(part.get(n), list) for n in names)]
+    if not having:
+        raise ValueError(f"no `{names[0]}`, as in an error")
+    return [part for n, part in enumerate(having) if part not in having[:n]]
 
 
 def text_of(content: Any) -> str:
@@ -34,30 +54,30 @@ def text_of(content: Any) -> str:
     return "".join(part.get("text") or "" for part in parts)
 
 
-def choices_of(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The choices of a response, or of the chunks of a stream; of errors, none."""
-    sound = [c for c in chunks if c and not c.get("error") and c.get("object") != "error"]
-    if sound and not any("choices" in chunk for chunk in sound):
-        raise KeyError("choices")
-    return [choice for chunk in sound for choice in chunk.get("choices") or []]
-
-
 def answer_of(chunks: list[dict[str, Any]]) -> tuple[str, str]:
     """The answer in a response, or in the chunks of a stream; and why it is left out, or ""."""
-    choices = choices_of(chunks)
-    parts = [choice.get("message") or choice.get("delta") or {} for choice in choices]
+    choices = [choice for chunk in chunks for choice in chunk[RESPONSE[0]]]
+    messages = [choice.get("message") or choice.get("delta") or {} for choice in choices]
     ends = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
-    answer = "".join(text_of(part.get("content")) for part in parts)
+    answer = "".join(text_of(message.get("content")) for message in messages)
     reasons = {
-        "an error, no answer": not choices,
-        "several answers": any(choice.get("index") for choice in choices),
+        "no answer": not choices,
+        "several answers": len(ends) > 1 or any(choice.get("index") for choice in choices),
         "cut off by max_tokens, or unfinished": not ends or ends[-1] == "length",
-        "a tool call": any(part.get("tool_calls") for part in parts),
-        "reasoning apart": any(p.get("reasoning_content") or p.get("reasoning") for p in parts),
+        "a tool call": any(message.get("tool_calls") for message in messages),
+        "reasoning apart": any(
+            message.get("reasoning_content") or message.get("reasoning") for message in messages
+        ),
         "no text": not answer.strip(),
         f"finish_reason {ends[-1:]}": ends[-1:] not in (["stop"], ["eos_token"]),
     }
     return answer, next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def asked(messages: list[dict[str, Any]]) -> str:
+    """What is equal if a question is asked again, perhaps on another day."""
+    system = [re.sub(r"\d", "", text_of(m["content"])) for m in messages if m["role"] in SYSTEM]
+    return json.dumps([system, [m for m in messages if m["role"] not in SYSTEM]])
 
 
 @click.command()
@@ -73,16 +93,17 @@ def main(log: str, out: str, model: str | None) -> None:
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
-            request, response = map(plain, request_and_response(entry))
-            request = entry | {"messages": request} if isinstance(request, list) else request
-            chunks = response if response and isinstance(response, list) else [response or {}]
+            chunks, requests = found(entry, RESPONSE), found(entry, REQUEST)
+            if len(requests) > 1:
+                raise ValueError("several requests")
+            messages = next(m for n in REQUEST if isinstance(m := requests[0].get(n), list))
+            request = requests[0] | {"messages": messages}
             answer, reason = answer_of(chunks)
-            talk = [m for m in request["messages"] if m["role"] not in ("system", "developer")]
-            name, question = str(chunks[0].get("id") or f"line {number}"), json.dumps(talk)
+            name, question = str(chunks[0].get("id") or f"line {number}"), asked(messages)
             answered_by = str(chunks[0].get("model") or request.get("model"))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            left[f"not understood ({type(error).__name__}: {error})"].append(number)
-            strange = f"Line {number} is not understood: {line[:150]} ...\n"
+            left[f"not understood, {error}"].append(number)
+            strange = strange or f"Line {number} is not understood: {line[:300]} ...\n"
             continue
         if not reason and model not in (None, answered_by):
             reason = f"of the model {answered_by}"
@@ -99,7 +120,7 @@ def main(log: str, out: str, model: str | None) -> None:
         shown = [*map(str, numbers[:5]), *["..."][: len(numbers) > 5]]
         print(f"left out, {reason}: {len(numbers)} (line {', '.join(shown)})")
     if strange:
-        print(f"{strange}If its fields have other names, edit `request_and_response` in {__file__}")
+        print(f"{strange}If it is a call, and its fields have other names, edit {__file__}")
     if len(models) > 1:
         known = ", ".join(f"{name} ({count})" for name, count in models.items())
         raise SystemExit(f"{log}: no row is written, since several models answered: {known}. "

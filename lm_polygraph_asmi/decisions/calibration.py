@@ -324,7 +324,7 @@ class Calibration:
         )
         yield f"{accepted} {rule.limits}".rstrip()
         if rule.clusters < FEW_CLUSTERS:
-            yield f"Warning: fewer than {FEW_CLUSTERS} passages (clusters) say little of others."
+            yield f"Warning: fewer than {FEW_CLUSTERS} clusters (passages) say little of others."
         if self.following:
             yield self.following
 

@@ -23,7 +23,7 @@ from tests.report import runs as planted
 from tests.report.runs import content, exchanged, loaded, papers_manifest, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
-SEM, MSP, FEW = "Sem-ASMI (60%, K=64)", "MaximumSequenceProbability", 200
+SEM, MSP, FEW = "Sem-ASMI (60%, K=64)", "MaximumSequenceProbability", 80
 
 
 @pytest.fixture(scope="module")

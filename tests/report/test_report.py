@@ -65,8 +65,8 @@ def everything(tmp_path_factory, few_resamples):  # noqa: ARG001
     }  # fmt: skip
     runs = {name: str(save(root / name, *run).parent) for name, run in contents.items()}
     write_probe(planted.probe(ANSWERS), probe_path(root / "open" / "ue_manager_seed1"))
-    command = ["report", *runs.values(), "--out", str(root / "report"), "--full"]
-    command += [f"--format={form}" for form in ("csv", "md", "tex", "svg")]
+    formats = [f"--format={form}" for form in ("csv", "md", "tex", "svg")]
+    command = ["report", *runs.values(), "--out", str(root / "report"), "--full", *formats]
 
     drawn = {}
 

@@ -109,7 +109,9 @@ def test_the_base_of_an_adapter_comes_with_it(hub, tmp_path):
     adapter = Repository("own/adapter", cache=cache)
     assert (adapter.download(), adapter.base) == (adapter.folder, OWN)
     assert [Repository(name, cache=cache).missing() for name in ("own/adapter", OWN)] == [[], []]
-    assert all("/own/" in request.path for request in hub.requests)
+    asked = {request.path for request in hub.requests}
+    # What `huggingface_hub` itself asks once a day, whichever test is the first.
+    assert all("/own/" in path for path in asked - {"/api/agent-harnesses"})
 
 
 @pytest.mark.parametrize(

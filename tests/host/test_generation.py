@@ -54,12 +54,6 @@ def folder(tmp_path_factory):
     return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
 
 
-def ship(folder, **shipped):
-    (folder / "generation_config.json").write_text(
-        json.dumps(GenerationConfig(**SPECIAL).to_dict() | shipped)
-    )
-
-
 @pytest.mark.parametrize(
     ("shipped", "overrides", "fatal", "named"),
     [
@@ -74,7 +68,8 @@ def ship(folder, **shipped):
     ],
 )  # fmt: skip
 def test_before_the_model_is_loaded(folder, shipped, overrides, fatal, named):
-    ship(folder, **shipped)
+    content = json.dumps(GenerationConfig(**SPECIAL).to_dict() | shipped)
+    (folder / "generation_config.json").write_text(content)
     config = composed("asmi_coqa", "model=asmi_local", f"model.path={folder}", *overrides)
     found = list(CHECKS["generation"](Plan(config)))
     assert [finding.fatal for finding in found] == fatal

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from functools import partial
 from itertools import product
 
 import pytest
@@ -23,8 +22,6 @@ pytestmark = pytest.mark.usefixtures("at_stand_ins")
 TWO_SEPARATORS = int(transformers.__version__.split(".")[0]) >= 5
 CLS, SEP = 1, 2
 FIRST, SECOND = "The ferry was built in 1931.", "Who built it?"
-
-nli_problem = partial(classifier_problem, "deberta_path")
 
 
 def ids(tokenizer, text: str) -> list[int]:
@@ -132,7 +129,7 @@ def test_a_model_in_the_cache_of_the_hub(stand_ins, tmp_path):
     (repository / "refs" / "main").write_text(commit)
     assert load_nli_model(name, device="cpu", hf_cache=cache).deberta_path == name
     (snapshot / "model.safetensors").unlink()
-    assert nli_problem(name, cache).startswith(
+    assert classifier_problem("deberta_path", name, cache).startswith(
         "the NLI model 'microsoft/stand-in' is on this machine without its weights, and HF_HUB_OFF"
     )
 
@@ -143,6 +140,10 @@ def test_labels_in_any_case_and_order(stand_ins, tmp_path, monkeypatch):
     assert load_nli_model(path, device="cpu").deberta.config.label2id["ENTAILMENT"] == 0
     monkeypatch.chdir(tmp_path)  # LM-Polygraph changes no labels of models by this publisher
     changed(stand_ins.nli, tmp_path / "microsoft" / "nli", **config)
-    assert "lacks CONTRADICTION, ENTAILMENT, NEUTRAL" in nli_problem("microsoft/nli")
+    assert "lacks CONTRADICTION, ENTAILMENT, NEUTRAL" in classifier_problem(
+        "deberta_path", "microsoft/nli"
+    )
     changed(stand_ins.nli, tmp_path / "microsoft" / "v2", model_type="deberta-v2")
-    assert "is of type deberta-v2, expected deberta; " in nli_problem("microsoft/v2")
+    assert "is of type deberta-v2, expected deberta; " in classifier_problem(
+        "deberta_path", "microsoft/v2"
+    )

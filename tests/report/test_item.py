@@ -141,7 +141,7 @@ def test_the_papers_figures_for_32_heads(tmp_path):
     for heads in (4, 64):  # the last admissible row is the default of the estimators
         corner = plan_table(heads).query("admissible").iloc[-1]
         assert (corner["p"], corner["S"]) == mask_plan.operating_point(heads)
-        save(operating_point(plan_table(heads), 8), tmp_path / "plan.png")
+        save(operating_point(plan_table(heads), 8), tmp_path / "plan.svg")
 
 
 @pytest.mark.parametrize(

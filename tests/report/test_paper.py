@@ -19,11 +19,10 @@ from lm_polygraph_asmi.report.items.signal import confident_fragile, distinct, p
 from lm_polygraph_asmi.results import paper
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.runs.compose import compose_run
-from tests.report import runs as planted
-from tests.report.runs import content, exchanged, loaded, papers_manifest, save
+from tests.report.runs import METHODS, content, exchanged, loaded, papers_manifest, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
-SEM, MSP, FEW = "Sem-ASMI (60%, K=64)", "MaximumSequenceProbability", 200
+SEM, MSP, FEW = "Sem-ASMI (60%, K=64)", "MaximumSequenceProbability", 80
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +160,8 @@ def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
 )
 def test_what_the_paper_leaves_open_is_used_and_another_gate_is_not(tmp_path, settings, used):
     default, other = content(FEW), exchanged(content(FEW), **settings)
-    both = {part: other[part] | default[part] for part in ("estimations", planted.METHODS)}
-    (name,) = (name for name in other[planted.METHODS] if "Adapt" in name)
+    both = {part: other[part] | default[part] for part in ("estimations", METHODS)}
+    (name,) = (name for name in other[METHODS] if "Adapt" in name)
     for saved, expected in (
         (other, name if used else None), (other | both, "Adapt-ASMI (60%, K=64)")
     ):  # fmt: skip

@@ -4,7 +4,6 @@ import sys
 from dataclasses import replace
 from html import unescape
 from itertools import pairwise, product
-from math import nan
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
@@ -29,8 +28,20 @@ from lm_polygraph_asmi.report.items.mechanism import cost, screen
 from lm_polygraph_asmi.report.tables import prr_rows
 from lm_polygraph_asmi.results.paper import read_published
 from lm_polygraph_asmi.results.runs import MSP
-from tests.report import runs as planted
-from tests.report.runs import content, loaded, manifest, papers_manifest, put_at, save, some_rows
+from tests.report.runs import (
+    BASELINES,
+    content,
+    dissect,
+    exchanged,
+    few_permutations,
+    loaded,
+    manifest,
+    papers_manifest,
+    probe,
+    put_at,
+    save,
+    some_rows,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("few_resamples", "no_pictures"),
@@ -57,16 +68,16 @@ def everything(tmp_path_factory, few_resamples):  # noqa: ARG001
         details["stats"], 0.6, candidates=[np.tile(np.arange(8), (t, 1)) for t in lengths],
         candidate_cosines=[np.tile(np.eye(8), (t, 1, 1)) for t in lengths],
     )  # fmt: skip
-    planted.dissect(details)
+    dissect(details)
     contents = {
         "open": (details, OPEN), "k256": (content(ANSWERS, top_k=256), OPEN),
         "seed 1": (content(ANSWERS, mask_seed=1), OPEN | {"seeds": {"masks": 1, "samples": 0}}),
         "closed": (content(ANSWERS, shift=0.5), CLOSED),
     }  # fmt: skip
     runs = {name: str(save(root / name, *run).parent) for name, run in contents.items()}
-    write_probe(planted.probe(ANSWERS), probe_path(root / "open" / "ue_manager_seed1"))
-    command = ["report", *runs.values(), "--out", str(root / "report"), "--full"]
-    command += [f"--format={form}" for form in ("csv", "md", "tex", "svg")]
+    write_probe(probe(ANSWERS), probe_path(root / "open" / "ue_manager_seed1"))
+    formats = [f"--format={form}" for form in ("csv", "md", "tex", "svg")]
+    command = ["report", *runs.values(), "--out", str(root / "report"), "--full", *formats]
 
     drawn = {}
 
@@ -75,7 +86,7 @@ def everything(tmp_path_factory, few_resamples):  # noqa: ARG001
         drawn[path.stem] = figure
         assert {ax.has_data() for ax in figure.axes if ax.axison} == {True}
 
-    with pytest.MonkeyPatch.context() as patch, planted.few_permutations():
+    with pytest.MonkeyPatch.context() as patch, few_permutations():
         patch.setattr(Figure, "savefig", savefig)
         patch.setattr(joblib, "cpu_count", lambda: 1)  # other processes do not know the patches
         result = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
@@ -267,8 +278,8 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     assert everything.table("boundary")["questions"].tolist() == [64, 64]
     order = np.arange(ANSWERS)[::-1][:40]
     rows = {"ids": [f"q{i}" for i in order], "clusters": ["other"] * 40}
-    shifted = content(ANSWERS, shift=0.5)
-    save(tmp_path / "closed", some_rows(shifted, order), CLOSED | {"rows": rows})
+    closed = some_rows(content(ANSWERS, shift=0.5), order)
+    save(tmp_path / "closed", closed, CLOSED | {"rows": rows})
     few = some_rows(content(ANSWERS, seed=8), range(9))  # shares no question
     save(tmp_path / "few", few, OPEN | {"rows": {"ids": [*range(9)], "clusters": ["a"] * 9}})
     groups = load_run_groups([tmp_path / "few", everything.runs["open"], tmp_path / "closed"])
@@ -365,7 +376,7 @@ OTHER_ROWS = {"ids": [f"other{i}" for i in range(60)], "clusters": ["a", "b"] * 
 )  # fmt: skip
 def test_what_two_runs_are_compared_by(tmp_path, made, settings, about, compared):
     """By what alone differs between them, but for rounding; of other questions, by nothing."""
-    other = planted.exchanged(content(**made), **settings)
+    other = exchanged(content(**made), **settings)
     other["gen_metrics"]["sequence", "AlignScore"] = [
         quality * (1 + 1e-7) for quality in other["gen_metrics"]["sequence", "AlignScore"]
     ]
@@ -435,7 +446,7 @@ def test_what_a_run_lacks_is_named_and_nothing_is_made_up(tmp_path, change, reas
         assert prr[SEM] == pytest.approx(0, abs=1e-12)
         assert screen(groups)[0].table["near zero"].tolist() == [True]
     elif "u_sem" in reasons[0]:
-        assert (groups[0].variants, [*prr.index]) == ({}, [*planted.BASELINES])
+        assert (groups[0].variants, [*prr.index]) == ({}, [*BASELINES])
 
 
 @pytest.mark.parametrize("known", [{}, {"rows": None}, {"rows": {"ids": []}}])
@@ -455,7 +466,7 @@ def test_rows_of_the_terminal_are_prr_the_best_first(everything):
     own = everything.groups[1].run
     scores, number = own.scores.assign(none=0.0), np.arange(ANSWERS)
     values = np.resize([0, 0.5, 0.5, 1, 0.2, 0.9], ANSWERS)  # 0.5 is right
-    lacking = np.where(number % 3, values, nan)
+    lacking = np.where(number % 3, values, np.nan)
     run = replace(own, scores=scores, quality=own.quality.assign(F1=values, Rouge=lacking))
     for metric, quality in run.quality.items():
         kept = number[quality.notna()]
@@ -465,7 +476,7 @@ def test_rows_of_the_terminal_are_prr_the_best_first(everything):
         differences = analysis.prr_intervals(some, answers, pairs)[1]
         expected = {
             name: (normalised_prr(score, judged), analysis.auroc(score, judged < 0.5),
-                   *([nan] * 3 if name == MSP else differences[name, MSP]))
+                   *([np.nan] * 3 if name == MSP else differences[name, MSP]))
             for name, score in some.items()
         }  # fmt: skip
         rows = prr_rows(run, metric)
@@ -575,8 +586,8 @@ DEPTHS = ([i / 20 for i in range(1, 20)], dict.fromkeys(SETTINGS, np.zeros(19)),
         (figures.depths, [DEPTHS] * 7, "xy"),
         (figures.depths, [DEPTHS], "xy"),  # whose legend is wider than one panel
         # A curve may end where few answers are left.
-        (figures.payoff, [{"u_sem": (np.arange(99), np.where(np.arange(99) < end, 0.5, nan),
-                                     np.full((2, 99), nan))} for end in (30, 90)], "x"),
+        (figures.payoff, [{"u_sem": (np.arange(99), np.where(np.arange(99) < end, 0.5, np.nan),
+                                     np.full((2, 99), np.nan))} for end in (30, 90)], "x"),
         (figures.coverage, [(pd.DataFrame([np.linspace(low, 1, len(coverage.TOP_K))],
                                           ["high (top decile)"], coverage.TOP_K),
                              {"high (top decile)": np.ones((2, len(coverage.TOP_K)))})

@@ -128,8 +128,10 @@ def test_gold_answers_that_a_metric_cannot_judge(tmp_path, gold, metric, size, f
     golds = [*["Holm 1931"] * (size - 1), gold]
     source = saved(tmp_path, input=[f"{i}?" for i in range(size)], output=golds)
     config = composed("asmi_babiqa", FEW, f"data.source={source}")
-    for name in ("process_output_fn", "process_target_fn"):
-        config[name] = composed("asmi_demo")[name]  # drops articles
+    drops_articles = OmegaConf.masked_copy(
+        composed("asmi_demo"), ["process_output_fn", "process_target_fn"]
+    )
+    config.merge_with(drops_articles)
     # Of a model of the user's own choice nothing is known.
     config.generation_metrics = [RUSSIAN, {"name": metric}]
     (finding,) = CHECKS["rows"](read_plan(config))

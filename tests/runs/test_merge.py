@@ -4,8 +4,6 @@ import runpy
 import sys
 from collections import defaultdict
 from functools import reduce
-from itertools import product
-from operator import getitem
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +29,9 @@ PARTS = ("gen_metrics", "estimations", "stats")
 def unsplit(tmp_path_factory):
     """LM-Polygraph's manager at the end of a run: finite, NaN and infinite scores and qualities."""
     saved, random = planted.content(ROWS), np.random.default_rng(5)
-    scores = {of: saved["estimations"][of] for of in product(["sequence"], planted.BASELINES)}
+    scores = {
+        of: values for of, values in saved["estimations"].items() if of[1] in planted.BASELINES
+    }
     scores["sequence", "MeanTokenEntropy"][4] = scores["sequence", "MeanTokenEntropy"][20] = np.nan
     scores["sequence", "RAUQ"] = [np.inf, *random.integers(3, size=ROWS - 2), -np.inf]  # with ties
     scores["claim", "ClaimScore"] = random.normal(size=2 * ROWS).tolist()
@@ -94,7 +94,7 @@ def no_metrics(monkeypatch):
 def edit(manager, *names, to):
     """Change an entry of a manifest."""
     manifest = read_manifest(manager)
-    reduce(getitem, names[:-1], manifest)[names[-1]] = to
+    reduce(dict.__getitem__, names[:-1], manifest)[names[-1]] = to
     write_manifest(manifest, manager)
 
 

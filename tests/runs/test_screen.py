@@ -30,7 +30,8 @@ def run(tmp_path, tiny, monkeypatch):
     return lambda *overrides: polygraph_eval_here(
         "--config-name", "asmi_only", "benchmark=asmi_babiqa", "data.source=questions",
         "generation_metrics=[{name: TokenF1}]", "model=asmi_local", f"model.path={tiny}",
-        "~generation_params.stop_strings", "hydra.run.dir=run", "cache_path=.", *overrides,
+        "asmi.num_masks=5", "asmi.mask_rate=0.2", "~generation_params.stop_strings",
+        "hydra.run.dir=run", "cache_path=.", *overrides,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -27,31 +26,6 @@ from tests.decisions.conftest import (
 )
 from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scoring.test_result import printed
-
-
-@pytest.mark.usefixtures("no_masks")
-@pytest.mark.parametrize("signal", ["msp", "learned"])
-def test_no_masked_pass_where_none_is_needed(model, chat, calibration, signal, tmp_path):
-    decider = Decider(model, limited(calibration, 1e9, signal), tokenizer=chat)
-    for answer in (None, " Brask"):
-        one = decider.decide(PROMPT, answer)
-        found = one.score, one.signal, set(one.signals)
-        assert found == (None, signal, {"msp", "perplexity", "entropy", signal})
-    decider.calibration.save(tmp_path / "c.json")
-    again = decide(model, PROMPT, " Brask", calibration=tmp_path / "c.json", tokenizer=chat)
-    assert (again, again.accept) == (one, True)
-
-
-def test_a_masked_signal_comes_with_its_score(calibration, scorer, model, chat):
-    one = Decider(scorer, limited(calibration, 1e9, "sem")).decide(PROMPT, " Brask")
-    expected = float(scorer.score(PROMPT, " Brask"))
-    assert (one.accept, one.value) == (True, one.score.score)
-    assert one.value == pytest.approx(expected, rel=1e-6)
-    assert one.score.settings.items() >= scorer.fingerprints().items()
-    gated = limited(calibration, 1e9, "adapt")
-    gated = replace(gated, settings=gated.settings | {"method": "adapt"})
-    how = {"calibration": gated, "tokenizer": chat, "samples": [" Brask", " 1931"]}
-    assert decide(model, PROMPT, " Brask", **how).settings["samples"] == "passed"
 
 
 def test_answers_unlike_the_calibrations(calibration, model, chat):
@@ -128,11 +102,17 @@ def test_a_threshold_for_chats(scorer):
     assert "system" not in mixed.settings  # not shared by all
 
 
-@pytest.mark.parametrize(("signal", "suffix"), [("sem", "parquet"), ("learned", "jsonl")])
+@pytest.mark.parametrize(
+    ("signal", "suffix"), [("sem", "parquet"), ("adapt", "jsonl"), ("learned", "jsonl")]
+)
 def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
-    decider = Decider(scorer, limited(calibration, 1e9, signal))
+    """A score comes with a masked signal only; samples that were passed are used."""
+    limited(calibration, 1e9, signal).save(tmp_path / "c.json")
+    own = {"tokenizer": scorer.tokenizer, "max_new_tokens": 3}
+    decider = Decider(scorer.model, tmp_path / "c.json", **own)
     rows = [
-        {"id": "a", "prompt": PROMPT, "answer": " Brask", "msp": 7},  # a field of its own
+        {"id": "a", "prompt": PROMPT, "answer": " Brask", "samples": [" Brask", " 1931"],
+         "msp": 7},  # a field of its own
         {"id": "b", "prompt": PROMPT}, {"id": "c"},
     ]  # fmt: skip
     found = list(decider.score_many(rows))
@@ -150,9 +130,10 @@ def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
         assert (first["accept"], second["accept"], "error" in third) == (True, None, True)
         assert first["value"] == pytest.approx(found[0].result.value, rel=1e-5)
         scored, digest = first["score"] is not None, Decision.digest(first)
-        assert (scored, first["digest"]) == (signal == "sem", digest)
+        assert (scored, first["digest"]) == (signal != "learned", digest)
+    other = Decider(scorer.model, limited(calibration, 5.0, signal), **own)
     with pytest.raises(ValueError, match=r"\(threshold\)"):
-        score_file(Decider(scorer, limited(calibration, 5.0, signal)), source, out)
+        score_file(other, source, out)
 
 
 def test_a_decision_is_json_and_reads_in_words(calibration, scorer):

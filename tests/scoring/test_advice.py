@@ -178,7 +178,7 @@ def test_the_border_of_prompt_and_answer(tokenizer, prompt, answer, said):
 def test_a_score_carries_them(model, tokenizer):
     """Those of a template, and of an answer that was given; a template says nothing of a text."""
     template = "{{ strftime_now('%d') }}" + THINK.replace("messages", "messages[1:]")
-    scorer = Scorer(model, tokenizer=templated(tokenizer, template), mask_rate=0.3)
+    scorer = Scorer(model, tokenizer=templated(tokenizer, template), num_masks=2, max_new_tokens=3)
     chat, answer = [CHAT[0], CHAT[-1]], "<think>\n Brask"
     ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
     of_template = ["the clock or chance", "leaves out or changes the content of message 1"]

@@ -21,7 +21,7 @@ def scorer_of(tokenizer, script, stops=(), end_ids=(2,), chat=False, settings=No
     """A scorer of a model that answers the prompt by a script; and both."""
     prompt = MESSAGES if chat else PROMPT
     model = scripted_model(tokenizer, len(prompt_tokens(tokenizer, prompt)), script, end_ids)
-    settings = {"num_masks": 8, "mask_rate": 0.4, "stop": stops} | (settings or {})
+    settings = {"num_masks": 3, "mask_rate": 0.4, "stop": stops} | (settings or {})
     return Scorer(model, tokenizer=tokenizer, **settings), prompt, script
 
 

@@ -104,7 +104,8 @@ def test_a_text_for_an_instruct_model_of_lm_polygraph_is_a_chat(model, tokenizer
 
 def test_what_a_model_ships_does_not_change_its_answers(model, tokenizer, monkeypatch):
     """Neither the greedy one nor samples, which have the paper's settings."""
-    settings = {"tokenizer": tokenizer, "max_new_tokens": 8, "num_masks": 2, "method": "adapt"}
+    settings = {"tokenizer": tokenizer, "max_new_tokens": 8, "num_masks": 2, "method": "adapt",
+                "num_samples": 3}  # fmt: skip
     expected, plain = greedy(model, tokenizer, 8), score(model, PROMPT, **settings)
     for shipped in (
         {"do_sample": True, "temperature": 5.0, "return_dict_in_generate": True, "max_length": 7},
@@ -143,7 +144,7 @@ def test_a_given_answer_is_never_generated(model, tokenizer, monkeypatch):
 @pytest.mark.parametrize("settings", [{}, {"seed": 3, "max_new_tokens": 2, "stop": "e"}], ids=str)
 def test_samples_are_those_of_a_run(ending, settings, monkeypatch):
     """Also where a token that samples begin with is an end token, and comes too early."""
-    settings = {"method": "adapt", "max_new_tokens": 8} | settings
+    settings = {"method": "adapt", "max_new_tokens": 8, "num_samples": 3} | settings
     prompt, end = prompt_tokens(ending.tokenizer, PROMPT), ending.tokenizer.eos_token_id
     first = Scorer(ending, **settings)._generation.sampled(prompt, 2, 1, 0)[0][0]
     monkeypatch.setattr(ending.model.generation_config, "eos_token_id", [end, first])
@@ -311,8 +312,8 @@ def test_a_padding_token_that_is_none_of_the_model(ending, tokenizer, token):
     other = deepcopy(tokenizer)
     other.pad_token = token
     assert other.pad_token_id in (None, ending.model.config.vocab_size)
+    settings = {"method": "adapt", "num_samples": 3, "num_masks": 2, "max_new_tokens": 8}
     found, expected = (
-        score(ending.model, PROMPT, tokenizer=each, method="adapt", max_new_tokens=8)
-        for each in (other, tokenizer)
+        score(ending.model, PROMPT, tokenizer=each, **settings) for each in (other, tokenizer)
     )
     assert numbers(found) == numbers(expected)

@@ -166,4 +166,4 @@ def test_end_tokens_that_are_none_of_the_model(owner, ends, trained, tokenizer):
 def test_what_transformers_does_itself_is_no_change(recording, tokenizer):
     """It leaves hooks that record at the first pass."""
     model = whitebox(**{recording: True}).model
-    assert Scorer(model, tokenizer=tokenizer, **FEW).score(PROMPT).tokens
+    assert Scorer(model, tokenizer=tokenizer, **FEW).score(PROMPT, " Brask").tokens

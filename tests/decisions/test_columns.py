@@ -39,7 +39,7 @@ def drawn(seed, n=N, first=0):
     [
         ("csv", "unsure", (), None),
         ("jsonl", "-sure", ("prompt", "answer"), None),
-        ("csv", "-sure", ("prompt",), 12),
+        ("csv", "-sure", ("prompt",), 30),
     ],
 )
 def test_from_a_table_of_scores_to_the_monitor(tmp_path, suffix, column, left_out, sample):

@@ -14,7 +14,6 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions import calibrate_rows, calibrate_run, risk_threshold
 from lm_polygraph_asmi.decisions.calibration import USUAL_SAMPLING
 from lm_polygraph_asmi.decisions.run import SAMPLING
-from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.inputs import as_chat
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.provenance import prompt_format
@@ -196,20 +195,6 @@ def test_two_runs_and_none(tmp_path):
     refused((partial(calibrate_run, first.parent, 0.3), "one run, got 2"))
     with pytest.raises(FileNotFoundError):
         calibrate_run(tmp_path / "no run", 0.3)
-
-
-def test_a_calibration_is_of_one_aggregation(tmp_path):
-    """A run with the sums beside the means; of its two Sem-ASMIs each is another score."""
-    saved = runs.content()
-    sums = [
-        float((own["mi"] * (1 - own["agreement"])).sum()) for own in at_depth(saved["stats"], 0.6)
-    ]
-    runs.put(saved, ASMIConfig(aggregation="sum"), sums)
-    path = runs.save(tmp_path / "squad", saved)
-    for how in ("mean", "sum"):
-        found = calibrate_run(path, 0.5, 0.5, signal="score", resamples=20, aggregation=how)
-        is_sum = found.guarantee.threshold in sums
-        assert (found.settings["aggregation"], is_sum) == (how, how == "sum")
 
 
 def test_labels_of_a_run_that_are_none(scores, tmp_path):

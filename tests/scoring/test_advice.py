@@ -2,7 +2,7 @@
 
 import pytest
 
-from lm_polygraph_asmi import Scorer, score
+from lm_polygraph_asmi import Scorer
 from lm_polygraph_asmi.host.prompts import rendered
 from lm_polygraph_asmi.inputs import parse_request
 from lm_polygraph_asmi.scoring import advice
@@ -206,16 +206,3 @@ def test_a_template_of_chance_or_that_fails_is_refused(tokenizer, template, word
     with pytest.raises(ValueError, match=word):
         warned(tokenizer, template, CHAT[-1:])
     assert warned(tokenizer, template, PROMPT) == {}
-
-
-def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):
-    settings = {"tokenizer": tokenizer, "max_new_tokens": 3, "num_masks": 2}
-    found = score(model, PROMPT, **settings)
-    for answer, stop, words in (
-        (None, None, ["cut off after 3 tokens", "`stop`"]),
-        (None, "never", ["cut off after 3 tokens"]),
-        (None, found.tokens[2].text, []),
-        (list(found.ids), None, []),
-    ):
-        said = " ".join(score(model, PROMPT, answer, stop=stop, **settings).warnings)
-        assert [word for word in ("cut off after 3 tokens", "`stop`") if word in said] == words

@@ -32,6 +32,8 @@ def check_all_ways(scorer, prompt, script):
     ended = scorer._conditions.closes(ids)
     assert ended or len(ids) == scorer.config.max_new_tokens
     assert (ids[: len(script)], by_model.ending != "") == (script[: len(ids)], ended)
+    cut_off = [said for said in by_model.warnings if f"cut off after {len(ids)} tokens" in said]
+    assert ["`stop`" in said for said in cut_off] == [not scorer.config.stop] * (not ended)
     by_ids = scorer.score(prompt, np.array(ids))
     assert (by_ids.answer, "stop" in by_ids.settings) == (ids, False)  # nothing cuts token ids
     of_text = {name: getattr(by_model, name) for name in ("answer", "settings", "warnings")}

@@ -256,13 +256,12 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("passes", [0, 3])
-@pytest.mark.parametrize("settings", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(("kind", "passes"), [("answer", 0), ("answer", 3), ("samples", 3)])
 def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(
-    model, tokenizer, settings, passes
+    model, tokenizer, kind, passes
 ):
     """Also by a call that is stopped, at once, amid generation or a masked pass."""
-    trained = whitebox().model.train()
+    settings, trained = CALLS[kind], whitebox().model.train()
     trained.model.layers[0].eval()  # flags of single modules, too
     trained.gradient_checkpointing_enable()
     trained.model.embed_tokens.weight.requires_grad_(False)

@@ -52,10 +52,10 @@ def test_from_a_table_of_scores_to_the_monitor(tmp_path, suffix, column, left_ou
 
     rows, later = drawn(0), drawn(1, 80, first=N)
     out, decided, sheet = (tmp_path / name for name in ("c.json", "d.jsonl", "s.csv"))
-    words = ("--risk", 0.2, "--signal", f"column:{column}", "--out", out)
+    words = ("--risk", 0.1, "--signal", f"column:{column}", "--out", out)
     said = done("calibrate", saved("rows", rows), *words)
     unsure, wrong = [row["unsure"] for row in rows], [not row["correct"] for row in rows]
-    expected = risk_threshold(unsure, Labelled(wrong, [row["id"] for row in rows]), 0.2, 0.95)
+    expected = risk_threshold(unsure, Labelled(wrong, [row["id"] for row in rows]), 0.1, 0.95)
     assert Calibration.load(out).guarantee == expected
     assert (f"{expected.error_rate:.0%} are wrong" in said, "nats" in said) == (True, False)
     new = saved("new", [row | {"correct": ""} for row in later])

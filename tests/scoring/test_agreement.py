@@ -163,7 +163,12 @@ IN_BYTES = {
     "blank": (["Ġ", "</s>"], " ", "</s>", {}),
     "an end token as stop": (["x", "</s>"], "x", "</s>", {"stops": ("</s>",)}),
     "an end token in bytes": ([*"x</s>"], "x", "</s>", {"stops": ("</s>",)}),
-    "half a character": (["x", *KITE[:3]], "x\ufffd", "", {"settings": {"max_new_tokens": 4}}),
+    "half a character": (
+        ["x", *KITE[:3]],
+        "x\ufffd",
+        "",
+        {"stops": ("?",), "settings": {"max_new_tokens": 4}},
+    ),
     "a special token inside": (["x", "<|user|>", "y", "</s>"], "x<|user|>y", "</s>", {}),
     "other tokens": ([*"xiny", "</s>"], "xiny", "</s>", {}),
     "other tokens, cut off": ([*"xin"], "xin", "", {"settings": {"max_new_tokens": 3}}),

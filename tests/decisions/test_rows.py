@@ -1,6 +1,5 @@
 """Labelled rows to a calibration: what is kept, what is left out, what is refused."""
 
-import copy
 import io
 import json
 from contextlib import nullcontext
@@ -18,7 +17,6 @@ from lm_polygraph_asmi.decisions import calibrate_rows, risk_threshold
 from lm_polygraph_asmi.decisions.fit import CalibrationOptions, fit, rank_signals
 from lm_polygraph_asmi.decisions.rows import saved_answers
 from lm_polygraph_asmi.host import smollm2
-from lm_polygraph_asmi.scoring import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import digest_of, loadable
 from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.scorer import Scorer
@@ -92,6 +90,7 @@ def test_labels_of_the_surest_are_not_random(scored):
     [  # of all rows, or of one by its place; or other rows
         ({1: {"correct": 2}}, {}, 'row 2: "correct"'),
         ({3: {"answer": " Rell"}}, {}, "row 4: .*changed"),
+        ({3: {"settings": {}}}, {}, r"row 4: .*score ROWS --model M"),
         ({3: {"digest": None}}, {}, "row 4: expected a row with scores"),
         ({"correct": None}, {}, "none among 4 rows"),
         ({"correct": False}, {}, "all wrong"),
@@ -113,25 +112,6 @@ def test_rows_that_cannot_be_used(scored, change, asked, words):
         rows = [row | every | change.get(i, {}) for i, row in enumerate(scored[:4])]
     with pytest.raises(ValueError, match=words):
         calibrate_rows(rows, **{"risk": 0.1, "confidence": 0.9, **asked})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({name: 1} for name in ("counted", "content_end", "prompt_tokens", "score", "msp")),
-        *({"signals": {name: 0.001}} for name in ("entropy", "msp", "perplexity", "asmi", "sem")),
-        {"answered": False}, {"scored_text": " Brask"}, {"ids": [7]}, {"digest": None},
-        {"answer": " Sorell"}, {"settings": {}}, {"model": "another"}, {"prompt": "Who sailed it?"},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_digest_covers_what_is_read_of_a_row(scored, change):
-    """Labels, contexts and other fields may change."""
-    first, second, line = copy.deepcopy(scored[:3])
-    line |= change | {"signals": line["signals"] | change.get("signals", {})}
-    assert UnmaskedAnswer.of_row(line) is None
-    with pytest.raises(ValueError, match=r"row 3: .*score ROWS --model M"):
-        saved_answers(numbered(first, second | {"correct": True, "context": "C", "note": 1}, line))
 
 
 def test_a_file_that_passed_through_a_table(scored):
@@ -204,11 +184,6 @@ def test_the_signal_that_decides(columns, signal, expected, signals):
         assert found.guarantee == replace(rule, confidence=0.8, signals=signals)
     with pytest.raises(ValueError, match=rf"signal of {', '.join(columns)}; got 'perplexity'"):
         fit(columns, ANSWERS, replace(OPTIONS, signal="perplexity"), **ABOUT)
-
-
-def test_a_learned_score_that_ranks_worse_leaves_it_to_an_unmasked_signal():
-    asked, useless = replace(OPTIONS, signal="learned"), {"hidden": NOISE[:, None]}
-    assert fit(COLUMNS, ANSWERS, asked, features=useless.copy, **ABOUT).signal == "msp"
 
 
 def test_signals_are_ranked():

@@ -191,19 +191,6 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tmp_path, suffix):
         assert lines_of(out).read_text() == text
 
 
-def test_what_json_lacks_is_not_written(scorer, tmp_path):
-    """NaN of a table is a missing value; numbers of JSON stay as they are."""
-    numbers = '"x": -0.0, "y": 123456789012345678901234567890'
-    (tmp_path / "in.jsonl").write_text(f'{{"prompt": "Who?", "answer": " a", {numbers}}}\n')
-    score_file(scorer, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert numbers in (tmp_path / "out.jsonl").read_text()
-    table = pd.DataFrame({"prompt": ["Who?", None], "answer": [" a", None], "x": [np.nan, 1.0]})
-    table.to_parquet(tmp_path / "in.parquet")
-    for suffix in SUFFIXES:
-        score_file(scorer, tmp_path / "in.parquet", tmp_path / f"nan{suffix}")
-        assert "NaN" not in str(contents(tmp_path / f"nan{suffix}"))
-
-
 def test_batches_of_a_data_engine(tiny):
     """Columns have their types in a batch without a score, too; lists and objects are JSON."""
     score_table = BatchScorer(Scorer, str(tiny), **SETTINGS)

@@ -186,6 +186,11 @@ def test_the_signal_that_decides(columns, signal, expected, signals):
         fit(columns, ANSWERS, replace(OPTIONS, signal="perplexity"), **ABOUT)
 
 
+def test_a_learned_score_that_ranks_worse_leaves_it_to_an_unmasked_signal():
+    asked, useless = replace(OPTIONS, signal="learned"), {"hidden": NOISE[:, None]}
+    assert fit(COLUMNS, ANSWERS, asked, features=useless.copy, **ABOUT).signal == "msp"
+
+
 def test_signals_are_ranked():
     ranked = rank_signals(COLUMNS, ANSWERS)
     assert (ranked["msp"].prr.value, ranked["entropy"].prr.high < 0) == (1, True)

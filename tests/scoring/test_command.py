@@ -94,8 +94,8 @@ def test_a_row_that_lost_its_answer_fails(command, tmp_path, answers):
 def test_one_prompt(command, prompt, model, tokenizer, tmp_path, options, settings):
     out, page = tmp_path / "out.jsonl", tmp_path / "page.html"
     expected = score(model, PROMPT, tokenizer=tokenizer, max_new_tokens=3, **settings)
-    assert f"ASMI: {float(expected):.4f} nats" in command(prompt, *options).stdout
     done = command(prompt, *options, "--html", page, "--out", out)
+    assert f"ASMI: {float(expected):.4f} nats" in done.stdout
     assert (done.exit_code, contents(out)[0]["scored_text"]) == (0, expected.scored_text)
     assert "Brask" in page.read_text(encoding="utf-8") or "answer" not in settings
 

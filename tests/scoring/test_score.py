@@ -47,7 +47,7 @@ def ending():
         {},
         {"scope": "response", "depth": 0.9, "seed": 3, "top_k": 8, "mask_sampler": "balanced",
          "gate_token": "last", "closing_token": False, "aggregation": "sum", "num_masks": 9,
-         "mask_rate": 0.3},
+         "mask_rate": 0.3, "num_samples": 3},
     ],
     ids=str,
 )  # fmt: skip
@@ -63,8 +63,6 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
         found = scorer.score(TEXTS[row], ids, stats["sample_tokens"][row])
         score = run.estimations["sequence", str(estimator)][row]
         assert float(found) == pytest.approx(score, rel=1e-9)
-        dropped = stats["asmi_closing"][row] and not settings.get("closing_token", True)
-        assert found.counted == len(ids) - dropped
         assert found.settings.items() >= masked["settings"].items()
         chosen = votes(masked["top_token"], ids)
         expected = pd.DataFrame(
@@ -154,7 +152,7 @@ def test_samples_are_those_of_a_run(ending, settings, monkeypatch):
     count, seed, most = (
         getattr(scorer.config, n) for n in ("num_samples", "seed", "max_new_tokens")
     )
-    for text in (PROMPT, *TEXTS):
+    for text in TEXTS:
         (saved,) = SeededSamplingCalculator(count, seed)({}, [text], ending, most)["sample_tokens"]
         ids = prompt_tokens(scorer.tokenizer, text)
         drawn = scorer._generation.sampled(ids, most, count, seed)

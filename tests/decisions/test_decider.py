@@ -10,8 +10,9 @@ import torch
 
 from lm_polygraph_asmi import decide
 from lm_polygraph_asmi.decisions import Decider, Decision, calibrate_rows
-from lm_polygraph_asmi.scoring import BatchScorer, score_file
-from lm_polygraph_asmi.scoring.rows import in_chat
+from lm_polygraph_asmi.inputs import as_chat
+from lm_polygraph_asmi.scoring import BatchScorer, UnmaskedAnswer, score_file
+from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.tables import read_table
 from tests.decisions.conftest import (
@@ -85,21 +86,25 @@ def test_the_same_weights_by_another_name(model, chat, scorer, scored, calibrati
     )
 
 
-def test_a_threshold_for_chats(scorer):
+def chatted(line, *system):
+    """A scored line as if its prompt had been a chat, with these system messages."""
+    messages = [{"role": "system", "content": text} for text in system]
+    line = line | {"prompt": [*messages, *as_chat(line["prompt"])]}
+    return line | {"digest": digest_of(line)}
+
+
+def test_a_threshold_for_chats(scored):
     """Of one system message; of several, any."""
-    brief, kind = ({"role": "system", "content": f"Be {word}."} for word in ("brief", "kind"))
-    rows = [in_chat(row) for row in labelled(6)]
-    chats = lines_of(scorer, [row | {"prompt": [brief, *row["prompt"]]} for row in rows])
-    decide = Decider(scorer, limited(calibrate_rows(chats, **ASKED), 1e9, "msp")).decide
-    user = rows[0]["prompt"]
-    for prompt, words in (
-        ([brief, *user], None), (user, "system message"), ([kind, *user], "system message"),
-        (PROMPT, "prompt_format 'chat' there, 'text' here"),
+    same = [chatted(line, "Be brief.") for line in scored[:6]]
+    other = chatted(scored[0], "Be kind.")
+    for lines, line, words in (
+        (same, same[0], None), (same, other, "system message"), ([other, *same[1:]], same[1], None),
+        (same, chatted(scored[0]), "system message"),
+        (same, scored[0], "prompt_format 'chat' there, 'text' here"),
     ):  # fmt: skip
-        one = decide(prompt, " Brask")
+        known = limited(calibrate_rows(lines, **ASKED), 1e9, "msp")
+        one = known.decide(UnmaskedAnswer.of_row(line))
         assert (one.accept, (words or "") in one.reason) == (None if words else True, True)
-    mixed = calibrate_rows([*chats[1:], *lines_of(scorer, rows[:1])], **ASKED)
-    assert "system" not in mixed.settings  # not shared by all
 
 
 @pytest.mark.parametrize(

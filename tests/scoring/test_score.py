@@ -309,7 +309,7 @@ def test_a_padding_token_that_is_none_of_the_model(ending, tokenizer, token):
     other = deepcopy(tokenizer)
     other.pad_token = token
     assert other.pad_token_id in (None, ending.model.config.vocab_size)
-    settings = {"method": "adapt", "num_samples": 3, "num_masks": 2, "max_new_tokens": 8}
+    settings = {"method": "adapt", "num_samples": 3, "num_masks": 2, "max_new_tokens": 5}
     found, expected = (
         score(ending.model, PROMPT, tokenizer=each, **settings) for each in (other, tokenizer)
     )

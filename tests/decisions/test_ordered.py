@@ -105,12 +105,14 @@ def test_another_look_is_at_the_same_labels(place, monkeypatch):
     assert Calibration.load("c.json") == seen
 
 
-@pytest.mark.parametrize("signal", ["best", "learned", "entropy", "column:x"])
-def test_only_its_own_signal_on_labels_in_order(place, signal):
+def test_only_its_own_signal_on_labels_in_order(place):
     labelled_sheet(place, [0] * 30)
     words = ("calibrate", place / "answers.jsonl", "--labels", place / "s.csv", *ASK)
     for more, told in (
-        (("--signal", signal), "sorted by msp"),
+        *(
+            (("--signal", signal), "sorted by msp")
+            for signal in ("best", "learned", "entropy", "column:x")
+        ),
         (("--unlabelled", place / "answers.jsonl"), "leave --unlabelled out"),
     ):
         code, said = run(*words, *more, "--out", place / "c.json")

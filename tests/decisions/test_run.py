@@ -209,8 +209,9 @@ def test_labels_of_a_run_that_are_none(scores, tmp_path):
     for metric, right_from in (("BLEU", 50), ("Bart", -2.5)):
         found = calibrate_run(place, metric=metric, right_from=right_from, **ASKED)
         assert (found.guarantee, found.right_from) == (expected.guarantee, right_from)
+    shown = run("results", place)[1]
     said = "BLEU is outside 0 to 1", f"Rouge_rougeL has no value for 1 of {N} rows (q0)"
-    assert [words for words in said if words not in run("results", place)[1]] == []
+    assert [words for words in said if words not in shown] == []
     content = torch.load(place, weights_only=False)
     content["stats"]["target_texts"] = ["Хольм 1931", *["Holm"] * (N - 1)]
     torch.save(content, place)

@@ -111,12 +111,15 @@ def no_masks(monkeypatch):
 
 def limited(calibration, threshold, signal=None):
     """The calibration with another threshold, and perhaps another signal, learned or not."""
+    adapt = calibration.config.replace(method="adapt", num_samples=2, max_new_tokens=3).to_dict()
     known = {"threshold": threshold, "coverage": 0.5, "error_rate": 0.1}
     if threshold is None:
         known = {"threshold": None, "coverage": 0.0, "error_rate": None}
     learned = LearnedScore({"free": [0.1] * 11, "hidden last": [0.01] * 32}, 0.5)
     return replace(
         calibration,
+        settings=calibration.settings
+        | (adapt | {"samples": "passed"} if signal == "adapt" else {}),
         signal=signal or calibration.signal,
         learned=learned if signal == "learned" else None,
         signals=calibration.signals | {"learned score": calibration.signals["MSP"]},

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -11,8 +10,9 @@ import torch
 
 from lm_polygraph_asmi import decide
 from lm_polygraph_asmi.decisions import Decider, Decision, calibrate_rows
-from lm_polygraph_asmi.scoring import BatchScorer, score_file
-from lm_polygraph_asmi.scoring.rows import in_chat
+from lm_polygraph_asmi.inputs import as_chat
+from lm_polygraph_asmi.scoring import BatchScorer, UnmaskedAnswer, score_file
+from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.tables import read_table
 from tests.decisions.conftest import (
@@ -27,31 +27,6 @@ from tests.decisions.conftest import (
 )
 from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scoring.test_result import printed
-
-
-@pytest.mark.usefixtures("no_masks")
-@pytest.mark.parametrize("signal", ["msp", "learned"])
-def test_no_masked_pass_where_none_is_needed(model, chat, calibration, signal, tmp_path):
-    decider = Decider(model, limited(calibration, 1e9, signal), tokenizer=chat)
-    for answer in (None, " Brask"):
-        one = decider.decide(PROMPT, answer)
-        found = one.score, one.signal, set(one.signals)
-        assert found == (None, signal, {"msp", "perplexity", "entropy", signal})
-    decider.calibration.save(tmp_path / "c.json")
-    again = decide(model, PROMPT, " Brask", calibration=tmp_path / "c.json", tokenizer=chat)
-    assert (again, again.accept) == (one, True)
-
-
-def test_a_masked_signal_comes_with_its_score(calibration, scorer, model, chat):
-    one = Decider(scorer, limited(calibration, 1e9, "sem")).decide(PROMPT, " Brask")
-    expected = float(scorer.score(PROMPT, " Brask"))
-    assert (one.accept, one.value) == (True, one.score.score)
-    assert one.value == pytest.approx(expected, rel=1e-6)
-    assert one.score.settings.items() >= scorer.fingerprints().items()
-    gated = limited(calibration, 1e9, "adapt")
-    gated = replace(gated, settings=gated.settings | {"method": "adapt"})
-    how = {"calibration": gated, "tokenizer": chat, "samples": [" Brask", " 1931"]}
-    assert decide(model, PROMPT, " Brask", **how).settings["samples"] == "passed"
 
 
 def test_answers_unlike_the_calibrations(calibration, model, chat):
@@ -111,36 +86,44 @@ def test_the_same_weights_by_another_name(model, chat, scorer, scored, calibrati
     )
 
 
-def test_a_threshold_for_chats(scorer):
+def chatted(line, *system):
+    """A scored line as if its prompt had been a chat, with these system messages."""
+    messages = [{"role": "system", "content": text} for text in system]
+    line = line | {"prompt": [*messages, *as_chat(line["prompt"])]}
+    return line | {"digest": digest_of(line)}
+
+
+def test_a_threshold_for_chats(scored):
     """Of one system message; of several, any."""
-    brief, kind = ({"role": "system", "content": f"Be {word}."} for word in ("brief", "kind"))
-    rows = [in_chat(row) for row in labelled(6)]
-    chats = lines_of(scorer, [row | {"prompt": [brief, *row["prompt"]]} for row in rows])
-    decide = Decider(scorer, limited(calibrate_rows(chats, **ASKED), 1e9, "msp")).decide
-    user = rows[0]["prompt"]
-    for prompt, words in (
-        ([brief, *user], None), (user, "system message"), ([kind, *user], "system message"),
-        (PROMPT, "prompt_format 'chat' there, 'text' here"),
+    same = [chatted(line, "Be brief.") for line in scored[:6]]
+    other = chatted(scored[0], "Be kind.")
+    for lines, line, words in (
+        (same, same[0], None), (same, other, "system message"), ([other, *same[1:]], same[1], None),
+        (same, chatted(scored[0]), "system message"),
+        (same, scored[0], "prompt_format 'chat' there, 'text' here"),
     ):  # fmt: skip
-        one = decide(prompt, " Brask")
+        known = limited(calibrate_rows(lines, **ASKED), 1e9, "msp")
+        one = known.decide(UnmaskedAnswer.of_row(line))
         assert (one.accept, (words or "") in one.reason) == (None if words else True, True)
-    mixed = calibrate_rows([*chats[1:], *lines_of(scorer, rows[:1])], **ASKED)
-    assert "system" not in mixed.settings  # not shared by all
 
 
-@pytest.mark.parametrize(("signal", "suffix"), [("sem", "parquet"), ("learned", "jsonl")])
+@pytest.mark.parametrize(
+    ("signal", "suffix"), [("sem", "parquet"), ("adapt", "jsonl"), ("learned", "jsonl")]
+)
 def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
-    decider = Decider(scorer, limited(calibration, 1e9, signal))
+    """A score comes with a masked signal only; samples that were passed are used."""
+    limited(calibration, 1e9, signal).save(tmp_path / "c.json")
+    own = {"tokenizer": scorer.tokenizer, "max_new_tokens": 3}
+    decider = Decider(scorer.model, tmp_path / "c.json", **own)
     rows = [
-        {"id": "a", "prompt": PROMPT, "answer": " Brask", "msp": 7},  # a field of its own
+        {"id": "a", "prompt": PROMPT, "answer": " Brask", "samples": [" Brask", " 1931"],
+         "msp": 7},  # a field of its own
         {"id": "b", "prompt": PROMPT}, {"id": "c"},
     ]  # fmt: skip
     found = list(decider.score_many(rows))
     assert [(one.index, one.id, one.error is None) for one in found] == [
         (0, "a", True), (1, "b", True), (2, "c", False)
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="expected a text"):
-        list(decider.score_many(rows, on_error="raise"))
     table = BatchScorer(lambda: decider)(pd.DataFrame(rows))
     assert table["accept"].tolist() == [True, pd.NA, pd.NA]
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / f"out.{suffix}"
@@ -150,9 +133,10 @@ def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
         assert (first["accept"], second["accept"], "error" in third) == (True, None, True)
         assert first["value"] == pytest.approx(found[0].result.value, rel=1e-5)
         scored, digest = first["score"] is not None, Decision.digest(first)
-        assert (scored, first["digest"]) == (signal == "sem", digest)
+        assert (scored, first["digest"]) == (signal != "learned", digest)
+    other = Decider(scorer.model, limited(calibration, 5.0, signal), **own)
     with pytest.raises(ValueError, match=r"\(threshold\)"):
-        score_file(Decider(scorer, limited(calibration, 5.0, signal)), source, out)
+        score_file(other, source, out)
 
 
 def test_a_decision_is_json_and_reads_in_words(calibration, scorer):

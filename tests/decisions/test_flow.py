@@ -20,7 +20,7 @@ def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below ask
     """A model in a folder; scored rows of labels, an empty answer and one without a label."""
     place = tmp_path_factory.mktemp("flow")
     tiny_lm.save(place / "model")
-    rows = [*labelled(30), {"prompt": PROMPT, "answer": "", "correct": True, "cluster": "blank"}]
+    rows = [*labelled(12), {"prompt": PROMPT, "answer": "", "correct": True, "cluster": "blank"}]
     write(place / "rows.jsonl", [*rows, {"prompt": "Where?", "answer": " x", "cluster": "none"}])
     done("score", place / "rows.jsonl", "--model", place / "model",
          "--out", place / "answers.jsonl", "--sheet", place / "labels.csv",
@@ -44,7 +44,7 @@ def calibrated(folder):
 def test_from_scores_to_the_monitor(folder, calibrated, tmp_path):
     """Questions are new but the first, which was labelled; another folder has the same weights."""
     found = Calibration.load(calibrated)
-    assert (found.n, found.name, found.model) == (30, "answers.jsonl", str(folder / "model"))
+    assert (found.n, found.name, found.model) == (12, "answers.jsonl", str(folder / "model"))
     assert (found.config.scope, found.config.stop) == ("response", ("\n",))
     new = [{"prompt": f"Later {i}: {PROMPT}", "answer": " Brask", "id": f"n{i}"} for i in range(25)]
     new[20]["answer"] = f" {' '.join(WORDS)}" * 3

@@ -63,9 +63,9 @@ def outcome_of(errors, n):
 
 @pytest.mark.parametrize(("outcome", "allowed"), [("violated", LEVEL), ("holds", 0.2)])
 def test_exact_probability_that_any_look_errs(outcome, allowed):
-    """Single answers at exactly the risk, with a look after each of 16: by all paths of errors."""
+    """Single answers at exactly the risk, with a look after each of 12: by all paths of errors."""
     alive, erred = {0: 1.0}, 0.0
-    for n in range(1, 17):
+    for n in range(1, 13):
         after = Counter()
         for errors, chance in alive.items():
             after.update({errors: 0.7 * chance, errors + 1: 0.3 * chance})

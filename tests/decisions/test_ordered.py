@@ -13,30 +13,20 @@ from lm_polygraph_asmi.decisions.rows import write_ordered_sheet
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.sheet import key_of, write_sheet
 from lm_polygraph_asmi.tables import read_table
-from tests import tiny_lm
-from tests.decisions.conftest import WORDS, done, labelled, refused, run, table, write
-from tests.scoring.conftest import PROMPT
+from tests.decisions.conftest import done, labelled, lines_of, refused, run, table, write
 
-N = 42
+N = 36
 ASK = ("--risk", 0.3, "--confidence", 0.9)
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory):
-    """A blank answer and different ones without labels, each a cluster, scored for a sheet."""
-    place, draw = tmp_path_factory.mktemp("ordered"), np.random.default_rng(1)
-    tiny_lm.save(place / "model")
-    rows = [
-        {"prompt": f"Question {i}: {PROMPT}", "id": f"q{i}", "cluster": i,
-         "answer": " " + " ".join(draw.choice(WORDS, 1 + i % 4))}
-        for i in range(N)
-    ]  # fmt: skip
-    write(place / "in.jsonl", [{"prompt": "?", "answer": "", "cluster": "blank"}, *rows])
-    said = done("score", place / "in.jsonl", "--model", place / "model",
-                "--out", place / "answers.jsonl", "--sheet", place / "s.csv",
-                "--surest-first", "msp", "--num-masks", 4, "--mask-rate", 0.3,
-                "--max-new-tokens", 3)  # fmt: skip
-    assert f"rows: {N}" in said
+def asked(tmp_path_factory, scorer, scored):
+    """A blank answer and others without labels, each a cluster, with their sheet."""
+    place = tmp_path_factory.mktemp("ordered")
+    blank = lines_of(scorer, [{"prompt": "?", "answer": "", "cluster": "blank"}])
+    rows = [row | {"correct": None, "cluster": i} for i, row in enumerate(scored[: 2 * N : 2])]
+    write(place / "answers.jsonl", [*blank, *rows])
+    assert write_ordered_sheet(place / "answers.jsonl", place / "s.csv", "msp")[0] == N
     return place
 
 
@@ -115,12 +105,14 @@ def test_another_look_is_at_the_same_labels(place, monkeypatch):
     assert Calibration.load("c.json") == seen
 
 
-@pytest.mark.parametrize("signal", ["best", "learned", "entropy", "column:x"])
-def test_only_its_own_signal_on_labels_in_order(place, signal):
+def test_only_its_own_signal_on_labels_in_order(place):
     labelled_sheet(place, [0] * 30)
     words = ("calibrate", place / "answers.jsonl", "--labels", place / "s.csv", *ASK)
     for more, told in (
-        (("--signal", signal), "sorted by msp"),
+        *(
+            (("--signal", signal), "sorted by msp")
+            for signal in ("best", "learned", "entropy", "column:x")
+        ),
         (("--unlabelled", place / "answers.jsonl"), "leave --unlabelled out"),
     ):
         code, said = run(*words, *more, "--out", place / "c.json")

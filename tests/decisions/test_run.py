@@ -14,7 +14,6 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions import calibrate_rows, calibrate_run, risk_threshold
 from lm_polygraph_asmi.decisions.calibration import USUAL_SAMPLING
 from lm_polygraph_asmi.decisions.run import SAMPLING
-from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.inputs import as_chat
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.provenance import prompt_format
@@ -198,20 +197,6 @@ def test_two_runs_and_none(tmp_path):
         calibrate_run(tmp_path / "no run", 0.3)
 
 
-def test_a_calibration_is_of_one_aggregation(tmp_path):
-    """A run with the sums beside the means; of its two Sem-ASMIs each is another score."""
-    saved = runs.content()
-    sums = [
-        float((own["mi"] * (1 - own["agreement"])).sum()) for own in at_depth(saved["stats"], 0.6)
-    ]
-    runs.put(saved, ASMIConfig(aggregation="sum"), sums)
-    path = runs.save(tmp_path / "squad", saved)
-    for how in ("mean", "sum"):
-        found = calibrate_run(path, 0.5, 0.5, signal="score", resamples=20, aggregation=how)
-        is_sum = found.guarantee.threshold in sums
-        assert (found.settings["aggregation"], is_sum) == (how, how == "sum")
-
-
 def test_labels_of_a_run_that_are_none(scores, tmp_path):
     metrics = {
         "BLEU": [100 * one for one in RIGHT], "Bart": [one - 3 for one in RIGHT],
@@ -224,8 +209,9 @@ def test_labels_of_a_run_that_are_none(scores, tmp_path):
     for metric, right_from in (("BLEU", 50), ("Bart", -2.5)):
         found = calibrate_run(place, metric=metric, right_from=right_from, **ASKED)
         assert (found.guarantee, found.right_from) == (expected.guarantee, right_from)
+    shown = run("results", place)[1]
     said = "BLEU is outside 0 to 1", f"Rouge_rougeL has no value for 1 of {N} rows (q0)"
-    assert [words for words in said if words not in run("results", place)[1]] == []
+    assert [words for words in said if words not in shown] == []
     content = torch.load(place, weights_only=False)
     content["stats"]["target_texts"] = ["Хольм 1931", *["Holm"] * (N - 1)]
     torch.save(content, place)

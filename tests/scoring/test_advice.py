@@ -2,7 +2,7 @@
 
 import pytest
 
-from lm_polygraph_asmi import Scorer, score
+from lm_polygraph_asmi import Scorer
 from lm_polygraph_asmi.host.prompts import rendered
 from lm_polygraph_asmi.inputs import parse_request
 from lm_polygraph_asmi.scoring import advice
@@ -178,7 +178,7 @@ def test_the_border_of_prompt_and_answer(tokenizer, prompt, answer, said):
 def test_a_score_carries_them(model, tokenizer):
     """Those of a template, and of an answer that was given; a template says nothing of a text."""
     template = "{{ strftime_now('%d') }}" + THINK.replace("messages", "messages[1:]")
-    scorer = Scorer(model, tokenizer=templated(tokenizer, template), mask_rate=0.3)
+    scorer = Scorer(model, tokenizer=templated(tokenizer, template), num_masks=2, max_new_tokens=3)
     chat, answer = [CHAT[0], CHAT[-1]], "<think>\n Brask"
     ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
     of_template = ["the clock or chance", "leaves out or changes the content of message 1"]
@@ -206,16 +206,3 @@ def test_a_template_of_chance_or_that_fails_is_refused(tokenizer, template, word
     with pytest.raises(ValueError, match=word):
         warned(tokenizer, template, CHAT[-1:])
     assert warned(tokenizer, template, PROMPT) == {}
-
-
-def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):
-    settings = {"tokenizer": tokenizer, "max_new_tokens": 3, "num_masks": 2}
-    found = score(model, PROMPT, **settings)
-    for answer, stop, words in (
-        (None, None, ["cut off after 3 tokens", "`stop`"]),
-        (None, "never", ["cut off after 3 tokens"]),
-        (None, found.tokens[2].text, []),
-        (list(found.ids), None, []),
-    ):
-        said = " ".join(score(model, PROMPT, answer, stop=stop, **settings).warnings)
-        assert [word for word in ("cut off after 3 tokens", "`stop`") if word in said] == words

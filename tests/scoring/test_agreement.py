@@ -21,7 +21,7 @@ def scorer_of(tokenizer, script, stops=(), end_ids=(2,), chat=False, settings=No
     """A scorer of a model that answers the prompt by a script; and both."""
     prompt = MESSAGES if chat else PROMPT
     model = scripted_model(tokenizer, len(prompt_tokens(tokenizer, prompt)), script, end_ids)
-    settings = {"num_masks": 8, "mask_rate": 0.4, "stop": stops} | (settings or {})
+    settings = {"num_masks": 3, "mask_rate": 0.4, "stop": stops} | (settings or {})
     return Scorer(model, tokenizer=tokenizer, **settings), prompt, script
 
 
@@ -32,6 +32,8 @@ def check_all_ways(scorer, prompt, script):
     ended = scorer._conditions.closes(ids)
     assert ended or len(ids) == scorer.config.max_new_tokens
     assert (ids[: len(script)], by_model.ending != "") == (script[: len(ids)], ended)
+    cut_off = [said for said in by_model.warnings if f"cut off after {len(ids)} tokens" in said]
+    assert ["`stop`" in said for said in cut_off] == [not scorer.config.stop] * (not ended)
     by_ids = scorer.score(prompt, np.array(ids))
     assert (by_ids.answer, "stop" in by_ids.settings) == (ids, False)  # nothing cuts token ids
     of_text = {name: getattr(by_model, name) for name in ("answer", "settings", "warnings")}
@@ -161,7 +163,12 @@ IN_BYTES = {
     "blank": (["Ġ", "</s>"], " ", "</s>", {}),
     "an end token as stop": (["x", "</s>"], "x", "</s>", {"stops": ("</s>",)}),
     "an end token in bytes": ([*"x</s>"], "x", "</s>", {"stops": ("</s>",)}),
-    "half a character": (["x", *KITE[:3]], "x\ufffd", "", {"settings": {"max_new_tokens": 4}}),
+    "half a character": (
+        ["x", *KITE[:3]],
+        "x\ufffd",
+        "",
+        {"stops": ("?",), "settings": {"max_new_tokens": 4}},
+    ),
     "a special token inside": (["x", "<|user|>", "y", "</s>"], "x<|user|>y", "</s>", {}),
     "other tokens": ([*"xiny", "</s>"], "xiny", "</s>", {}),
     "other tokens, cut off": ([*"xin"], "xin", "", {"settings": {"max_new_tokens": 3}}),

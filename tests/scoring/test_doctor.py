@@ -39,15 +39,6 @@ def test_a_model_is_described_checked_and_timed(tiny):
 
 
 @pytest.mark.parametrize(
-    ("options", "word"),
-    [(["--structure", "projection=self_attn.q_proj"], "q_proj"), (["--model", "none"], "none")],
-)
-def test_a_model_that_cannot_be_scored(tiny, options, word):
-    done = asked("--model", tiny, *options)
-    assert (done.exit_code, word in done.output) == (1, True)
-
-
-@pytest.mark.parametrize(
     ("states", "works"),
     [(["ok"], True), (["slower", "unsupported", "warning"], True), (["ok", "problem"], False),
      (["found", "unsupported", "warning"], False)],
@@ -84,14 +75,20 @@ def test_what_is_not_well(model, tokenizer, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "status", "message"),
     [
-        ("", "expected --config-name or --model"),
-        ("--config-name asmi_demo --model smollm2", "expected --config-name or --model"),
-        ("--model smollm2 a=1", "only --config-name takes --config-dir, --no-run and overrides"),
-        ("--config-name asmi_demo --depth 0.7 --dtype float32", "only --model takes depth, dtype"),
+        ("--model {tiny} --structure projection=self_attn.q_proj", 1, "q_proj"),
+        ("--model none", 1, "none"),
+        ("", 2, "expected --config-name or --model"),
+        ("--config-name asmi_demo --model smollm2", 2, "expected --config-name or --model"),
+        ("--model smollm2 a=1", 2, "only --config-name takes --config-dir, --no-run and overrides"),
+        (
+            "--config-name asmi_demo --depth 0.7 --dtype float32",
+            2,
+            "only --model takes depth, dtype",
+        ),
     ],
 )
-def test_options_of_the_other_mode_are_named(options, message):
-    found = asked(*options.split())
-    assert (found.exit_code, message in " ".join(found.output.split())) == (2, True)
+def test_a_model_or_options_that_are_refused(tiny, options, status, message):
+    found = asked(*options.format(tiny=tiny).split())
+    assert (found.exit_code, message in " ".join(found.output.split())) == (status, True)

@@ -106,11 +106,12 @@ def check_row(scorer, row, given, label):
     assert UnmaskedAnswer.of_row(row).signals == alone.signals
 
 
-@pytest.mark.parametrize(("seed", "suffix"), zip(range(5), SUFFIXES * 3, strict=False))
+@pytest.mark.parametrize(("seed", "suffix"), zip(range(4), SUFFIXES * 2, strict=True))
 def test_whatever_stops_a_run_the_same_call_goes_on(scorer, calls, tmp_path, suffix, seed):
     """Rows that are finished stay, with labels of a person, and are not scored again."""
     draw, source, out = random.Random(seed), tmp_path / "in.jsonl", tmp_path / f"out{suffix}"
-    given = [*ROWS, *({"prompt": f"{PROMPT} {n}", "answer": " Brask"} for n in range(3))]
+    more = {"answer": " Brask", "correct": True}
+    given = [*ROWS, *(more | {"prompt": f"{PROMPT} {n}"} for n in range(3))]
     for at in draw.sample(range(6), 2):
         given[at] = given[at] | {"prompt": None}
     finished, labels = list[int](), {}
@@ -136,27 +137,20 @@ def test_whatever_stops_a_run_the_same_call_goes_on(scorer, calls, tmp_path, suf
             given = [row if row["prompt"] else row | {"prompt": "Who?"} for row in given]
         if draw.random() < 0.5:  # fields that are only copied change
             more = draw.choice([{"cluster": "a", "id": 4}, {"cluster": "b"}, {}])
-            asked = {"prompt", "answer", "gold"}
+            asked = {"prompt", "answer", "gold", "correct"}
             given = [{n: row[n] for n in row.keys() & asked} | more for row in given]
     assert score_file(scorer, write(source, given), out) == sum(not row["prompt"] for row in given)
     rows = contents(out)
     assert [row["row"] for row in rows][: len(finished)] == finished
     assert sorted(row["row"] for row in rows) == [1, 2, 3, 4, 5, 6]
     for row in rows:
-        check_row(scorer, row, given[row["row"] - 1], labels.get(row["row"]))
+        own = given[row["row"] - 1]
+        check_row(scorer, row, own, labels.get(row["row"], own.get("correct")))
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", out.name}
 
 
 def rows_of(*contents):
     return [Row(number, content) for number, content in enumerate(contents, start=1)]
-
-
-def test_a_label_that_was_changed_where_it_is_written_stays(scorer, tmp_path):
-    rows, out = rows_of(ROWS[0] | {"correct": True}), tmp_path / "out.jsonl"
-    score_file(scorer, rows, out)
-    write(out, [row | {"correct": False} for row in contents(out)])
-    score_file(scorer, rows, out)
-    assert [row["correct"] for row in contents(out)] == [False]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -195,19 +189,6 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tmp_path, suffix):
         with pytest.raises(ValueError, match=rf"{lines_of(out)}, line 1"):
             score_file(scorer, rows_of(*rows), out)
         assert lines_of(out).read_text() == text
-
-
-def test_what_json_lacks_is_not_written(scorer, tmp_path):
-    """NaN of a table is a missing value; numbers of JSON stay as they are."""
-    numbers = '"x": -0.0, "y": 123456789012345678901234567890'
-    (tmp_path / "in.jsonl").write_text(f'{{"prompt": "Who?", "answer": " a", {numbers}}}\n')
-    score_file(scorer, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert numbers in (tmp_path / "out.jsonl").read_text()
-    table = pd.DataFrame({"prompt": ["Who?", None], "answer": [" a", None], "x": [np.nan, 1.0]})
-    table.to_parquet(tmp_path / "in.parquet")
-    for suffix in SUFFIXES:
-        score_file(scorer, tmp_path / "in.parquet", tmp_path / f"nan{suffix}")
-        assert "NaN" not in str(contents(tmp_path / f"nan{suffix}"))
 
 
 def test_batches_of_a_data_engine(tiny):

@@ -24,7 +24,9 @@ def no_model(monkeypatch):
 
 @pytest.fixture(scope="module")
 def scorer(model, chat):
-    return Scorer(model, tokenizer=chat, num_masks=2, max_new_tokens=2, method="adapt")
+    return Scorer(
+        model, tokenizer=chat, num_masks=2, max_new_tokens=2, method="adapt", num_samples=2
+    )
 
 
 @pytest.mark.parametrize(

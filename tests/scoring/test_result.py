@@ -131,7 +131,8 @@ def test_a_row_that_was_changed_is_no_answer(found):
     """Numbers may lose what is beyond seven decimals in other programs."""
     row = replace(found, score=3e-9).to_dict()
     assert UnmaskedAnswer.of_row(row | {"score": 4e-9}).signals == row["signals"]
-    for name, value in CHANGED.items():
+    signals = [("signals", row["signals"] | {name: 0.001}) for name in row["signals"]]
+    for name, value in (*CHANGED.items(), *signals):
         assert UnmaskedAnswer.of_row(row | {name: value}) is None, name
 
 

@@ -72,7 +72,8 @@ REFUSED = [
     ("blank.txt", b" \n", "expected a prompt, got an empty file"),
     *((name, LINES.encode(), r"\.jsonl") for name in
       ("rows.log", "rows.json", "rows.xlsx", "rows.jsonl.gz")),
-    ("sheet.csv", SHEET.encode(), "sheet of labels"),
+    *((f"sheet.{suffix}", SHEET.replace(";", separator).encode(), "sheet of labels")
+      for suffix, separator in (("csv", ";"), ("csv", ","), ("tsv", "\t"))),
 ]  # fmt: skip
 
 

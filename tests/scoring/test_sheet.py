@@ -7,7 +7,6 @@ import random
 import pytest
 
 from lm_polygraph_asmi.decisions.labels import is_wrong, labels_in, with_labels
-from lm_polygraph_asmi.scoring.rows import read_rows
 from lm_polygraph_asmi.scoring.sheet import COLUMNS, LONGEST, key_of, read_sheet, write_sheet
 from lm_polygraph_asmi.tables import Row
 
@@ -62,16 +61,6 @@ def test_what_is_written(tmp_path, more):
     assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
     with pytest.raises(ValueError, match=r"labels\.csv exists"):
         write_sheet(given, path)
-
-
-@pytest.mark.parametrize("separator", [*",;\t"])
-def test_is_read_as_nothing_else(written, separator):
-    """Neither as questions, nor as scores; also after a spreadsheet changed it."""
-    table = cells_of(written)
-    with written.open("w", encoding="utf-8", newline="") as opened:
-        csv.writer(opened, delimiter=separator).writerows(table)
-    with pytest.raises(ValueError, match="sheet of labels"):
-        list(read_rows(written))
 
 
 WORDS = {"TRUE": True, "False": False, "wahr": True, "FAUX": False, "1": True, "0": False}

@@ -49,21 +49,12 @@ def training(model):
     model.model.layers[2].train()
 
 
-def in_place(model):
-    with torch.no_grad():
-        model.lm_head.weight.mul_(1.01)
-
-
 MODEL_CHANGES = (
     (torch.nn.Module.train, "modules are in training mode"),
     (training, "modules are in training mode"),
     (lambda m: m.set_attn_implementation("eager"), "attention implementation is 'eager'"),
     (torch.nn.Module.double, "weights, modules, hooks"),
-    (in_place, "weights, modules, hooks"),
     (lambda m: m.model.layers[0].self_attn.o_proj.weight.data.mul_(1.01), "weights, modules"),
-    (lambda m: setattr(m.config, "rms_norm_eps", 1.0), "its configuration are others"),
-    (lambda m: m.lm_head.register_forward_hook(lambda *call: call[-1] * 2), "hooks"),
-    (lambda m: setattr(m.model.layers, "1", deepcopy(m.model.layers[1])), "modules"),
 )
 ADAPTER_CHANGES = (
     lambda adapted: adapted.set_adapter("other"),
@@ -102,10 +93,10 @@ def test_what_another_thread_changes(run, what, change, said, trained, tokenizer
         meanwhile(patch, trained, lambda: change(own[what]))
         with pytest.raises(ValueError, match=said):
             run(scorer, PROMPT, " Brask")
-    first, second = scorer.score_many([{"prompt": PROMPT, "answer": [5, 6]}] * 2)
-    assert first.result.tokens == second.result.tokens
+    first, second = (run(scorer, PROMPT, [5, 6]) for _ in range(2))
+    assert first.signals == second.signals
     # Flags, hooks and how a tokenizer is called are in no hash.
-    hashed = {*MODEL_CHANGES[3:7], *ADAPTER_CHANGES, *TOKENIZER_CHANGES[:5]}
+    hashed = {*MODEL_CHANGES[3:], *ADAPTER_CHANGES, *TOKENIZER_CHANGES[:5]}
     if hashed & {change, (change, said)}:
         assert scorer.fingerprints() != before
 
@@ -166,4 +157,4 @@ def test_end_tokens_that_are_none_of_the_model(owner, ends, trained, tokenizer):
 def test_what_transformers_does_itself_is_no_change(recording, tokenizer):
     """It leaves hooks that record at the first pass."""
     model = whitebox(**{recording: True}).model
-    assert Scorer(model, tokenizer=tokenizer, **FEW).score(PROMPT).tokens
+    assert Scorer(model, tokenizer=tokenizer, **FEW).score(PROMPT, " Brask").tokens

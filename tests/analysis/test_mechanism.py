@@ -49,9 +49,7 @@ def test_votes_against_a_loop():
     top_tokens, answer = rng.integers(4, size=(15, 30)), rng.integers(4, size=30)
     top_tokens[:, 0] = answer[0]  # all agree
     found = mechanism.votes(top_tokens, answer)
-    assert len(found) == 30
-    for position, vote in enumerate(found):
-        tokens, own = top_tokens[:, position].tolist(), answer[position]
+    for tokens, own, vote in zip(top_tokens.T.tolist(), answer, found, strict=True):
         others = Counter(token for token in tokens if token != own)
         most = max(others.values(), default=0)
         assert others[vote.alternative] == most

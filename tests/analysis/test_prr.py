@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.ue_metrics.ue_metric import normalize_metric
-from sklearn.metrics import roc_auc_score
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 
 from lm_polygraph_asmi.analysis import (
     Clustered,
     Labelled,
-    auroc,
     mcnemar,
     normalised_prr,
     prr_with_error,
@@ -129,13 +127,6 @@ def test_rank_correlation_of_equal_reversed_tied_and_constant_scores():
         (row, np.ones(10), np.nan),
     ):  # fmt: skip
         assert rank_correlation(first, second) == pytest.approx(expected, nan_ok=True)
-
-
-@pytest.mark.parametrize("levels", [1, 2, 5, 1000])
-def test_auroc_is_scikit_learns(levels):
-    rng = np.random.default_rng(5)
-    score, wrong = rng.integers(levels, size=80), rng.random(80) < 0.3
-    assert auroc(score, wrong) == pytest.approx(roc_auc_score(wrong, score), rel=1e-12)
 
 
 @pytest.mark.parametrize("flagged", [0, 1, 15, 40, 60])

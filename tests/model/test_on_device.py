@@ -7,6 +7,7 @@ Without `--device` a GPU is used if there is one.
 
 import gc
 from contextlib import nullcontext
+from copy import deepcopy
 from itertools import product
 
 import accelerate
@@ -40,11 +41,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
-    name = request.config.getoption("--device")
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda" and device.index is None:  # limits of memory need the number
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    name = request.config.getoption("--device") or usual
+    return torch.empty(0, device=name).device  # with its number, which limits of memory need
 
 
 def cases():
@@ -69,39 +68,37 @@ def test_masked_passes_equal_full_passes(name, attention, dtype, device):
         pytest.skip("the class has no SDPA, or SDPA cannot soft-cap its scores")
     model.set_attn_implementation(attention)
     texts = [(sequence(4), 2), (IDS, PROMPT)] if exact else [(IDS, PROMPT)]
-    each = [(scope, *text) for scope in SCOPES for text in texts]
-    truths = [full_passes(decoder, model, ids, prompt, scope) for scope, ids, prompt in each]
-    controls = [allowed(model, ids) if exact and name in FAMILIES else 0 for ids, _ in texts]
-    model, there = model.to(device), device.type != "cpu"
-    controls = [
-        max(nats, allowed(model, ids.to(device))) if nats and there else nats
-        for (ids, _), nats in zip(texts, controls, strict=True)
+    there = model if device.type == "cpu" else deepcopy(model).to(device)
+    limits = [
+        max(allowed(each, ids.to(each.device)) for each in {model, there})
+        if exact and name in FAMILIES
+        else None
+        for ids, _ in texts
     ]
-    for (scope, ids, prompt), on_processor, nats in zip(
-        each, truths, controls * len(SCOPES), strict=True
-    ):
-        how = model, ids.to(device), prompt
-        slow = full_passes(decoder, *how, scope).cpu() if there else on_processor
+    for ((ids, prompt), nats), scope in product(zip(texts, limits, strict=True), SCOPES):
+        how = there, ids.to(device), prompt
+        truths = [full_passes(decoder, model, ids, prompt, scope)]
+        truths += [full_passes(decoder, *how, scope).cpu()] * (there is not model)
         with unchecked() if exact else nullcontext():
             fast = subnetwork_log_probs(*how, decoder.layer, masks(), scope=scope).cpu()
-        assert (fast.shape, fast.dtype) == (slow.shape, torch.float32), scope
-        for expected in (slow, on_processor):
+        assert (fast.shape, fast.dtype) == (truths[0].shape, torch.float32), scope
+        for slow in truths:
             if nats:
                 torch.testing.assert_close(
-                    fast, expected, atol=nats, rtol=0, msg=f"{{}} in scope {scope}".format
+                    fast, slow, atol=nats, rtol=0, msg=f"{{}} in scope {scope}".format
                 )
             elif exact:
-                assert apart(fast, expected) < 1e-4, scope
+                assert apart(fast, slow) < 1e-4, scope
             else:
-                assert rounding.variation(
-                    fast.flatten(0, 1), expected.flatten(0, 1)
-                ) < rounding.limit(dtype), scope
+                assert rounding.variation(fast.flatten(0, 1), slow.flatten(0, 1)) < rounding.limit(
+                    dtype
+                ), scope
         # The test could not fail if masking changed nothing.
         assert apart(slow, slow[:1].expand_as(slow)) > (
             1e-3 if exact else 2 * rounding.limit(dtype)
         ), scope
-        ways = of_model(choice.passes_to_try, model, decoder.layer, scope)
-        assert ways.first == structure_of(model).passes[scope]
+        ways = of_model(choice.passes_to_try, there, decoder.layer, scope)
+        assert ways.first == structure_of(there).passes[scope]
 
 
 @pytest.mark.parametrize("name", ["gemma3-mixed", "gpt2"])

@@ -8,7 +8,7 @@ from lm_polygraph_asmi.analysis.clusters import Clustered, percentiles
 from lm_polygraph_asmi.heads.analysis import criticality_coupling, high_stratum, sharpening
 from tests.analysis.simulation import keys
 
-ROWS = Clustered(keys(8, 5), resamples=200)
+ROWS = Clustered(keys(8, 5), resamples=60)
 NOISE = np.random.default_rng(0)
 COLUMNS = [NOISE.normal(size=40), NOISE.integers(0, 4, 40), NOISE.exponential(size=40)]
 

@@ -84,6 +84,6 @@ def test_a_method_costs_the_median_of_its_sums():
     }
     assert method_seconds(seconds) == expected
     # A method whose phases were not all measured is left out.
-    seconds = {"greedy": [1.0] * 12, "asmi": [2.0] * 12, "samples": [3.0] * 11, "nli": [1.0] * 12}
+    seconds = {"greedy": [1.0] * 12, "asmi": [2.0] * 12, "samples": [3.0] * 12, "nli": [1.0] * 11}
     assert list(method_seconds(seconds)) == ["MSP", "Sem-ASMI", "ASMI alone, marginal"]
     assert method_seconds({"greedy": [1.0] * WARM_UP}) == {}

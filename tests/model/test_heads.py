@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from lm_polygraph_asmi import ASMIConfig
-from lm_polygraph_asmi.config import module_paths, target_layer
+from lm_polygraph_asmi.config import module_paths
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.model import choice, plain_model, structure, structure_of
 from lm_polygraph_asmi.core.statistics import masked_layer
@@ -29,11 +29,6 @@ from tests.families import (
     tiny_model,
 )
 from tests.tiny_lm import whitebox
-
-
-def test_target_layer():
-    places = [(0.6, 36), (0.6, 32), (0.6, 30), (0.9, 32), (0.99, 4), (0.5, 5)]
-    assert [target_layer(*place) for place in places] == [22, 19, 18, 29, 3, 2]
 
 
 def test_hybrids_mask_the_nearest_layer_with_heads():

@@ -59,6 +59,6 @@ def test_what_is_constant_or_one_example_has_no_interval():
     assert np.isfinite(found.entropy).all()
     with pytest.raises(ValueError, match="information has 39"):
         criticality_coupling(information[:-1], *others, ROWS)
-    one = criticality_coupling(*COLUMNS, Clustered(["same"] * 40))
+    one = criticality_coupling(*COLUMNS, Clustered(["same"] * 40, 2))
     assert np.isfinite(one.information.value)
     assert np.isnan([one.information.low, one.difference.high]).all()

@@ -37,8 +37,13 @@ from tests.model.test_device_map import NAMES, PARTS, in_one_piece, on_disk, sco
 from tests.rounding import allowed
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-# A window, norms inside the heads, other positions and projections, soft caps.
-SDPA, ROUNDED = ("qwen2-window", "qwen3-qk-norm", "gpt2"), ("llama", "gemma2-softcap", "gpt2")
+DAILY = {
+    ("eager", torch.float32): DECODERS.keys() - {"gated indexed attention, hybrid"},
+    # Windows, norms inside the heads, other positions.
+    ("sdpa", torch.float32): ("qwen2-window", "qwen3-qk-norm", "gpt2", "gemma3-mixed"),
+    ("eager", torch.bfloat16): ("llama", "gemma2-softcap", "gpt2", "gemma3-mixed"),
+}
+"""What runs each day, besides one family in all ways."""
 
 
 @pytest.fixture(scope="session")
@@ -49,15 +54,11 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 def cases():
-    """Name, attention, type. Families in all; of others, one type of 16 bits says enough. Each day
-    all in 32 bits, and those that SDPA or 16 bits could treat in another way."""
+    """Name, attention, type. Families in all; of others, one type of 16 bits says enough."""
     for name, attention, dtype in product(DECODERS, ("eager", "sdpa"), DTYPES):
-        plain = attention == "eager" and dtype != torch.float16
-        if name in FAMILIES or plain:
-            kept = plain and (dtype == torch.float32 or name in ROUNDED)
-            usual = kept or name == "gemma3-mixed" or (name in SDPA and dtype == torch.float32)
-            slow = not usual or name == "gated indexed attention, hybrid"
-            yield pytest.param(name, attention, dtype, marks=[pytest.mark.slow] * slow)
+        if name in FAMILIES or (attention == "eager" and dtype != torch.float16):
+            daily = name in DAILY.get((attention, dtype), ("gemma3-mixed",))
+            yield pytest.param(name, attention, dtype, marks=[] if daily else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("name", "attention", "dtype"), [*cases()], ids=str)

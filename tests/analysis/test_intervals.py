@@ -148,11 +148,11 @@ STATISTICS = {
 def test_an_interval_is_a_loop_over_the_draws(name):
     found, plain, *rest = STATISTICS[name]
     names = rest[0] if rest else NAMES
-    drawn = Clustered(names, resamples=30, seed=5)
+    drawn = Clustered(names, resamples=20, seed=5)
     every = np.arange(len(names))
     samples = [np.repeat(every, counts) for part in drawn.draws() for counts in part]
     expected = plain(every), *ends([plain(rows) for rows in samples], drawn.n_clusters)
-    answers = Labelled(WRONG, NAMES, QUALITY, resamples=30, seed=5)
+    answers = Labelled(WRONG, NAMES, QUALITY, resamples=20, seed=5)
     assert found(answers) == pytest.approx(expected, abs=1e-12)
 
 

@@ -49,9 +49,7 @@ def test_votes_against_a_loop():
     top_tokens, answer = rng.integers(4, size=(15, 30)), rng.integers(4, size=30)
     top_tokens[:, 0] = answer[0]  # all agree
     found = mechanism.votes(top_tokens, answer)
-    assert len(found) == 30
-    for position, vote in enumerate(found):
-        tokens, own = top_tokens[:, position].tolist(), answer[position]
+    for tokens, own, vote in zip(top_tokens.T.tolist(), answer, found, strict=True):
         others = Counter(token for token in tokens if token != own)
         most = max(others.values(), default=0)
         assert others[vote.alternative] == most
@@ -86,6 +84,6 @@ def test_a_method_costs_the_median_of_its_sums():
     }
     assert method_seconds(seconds) == expected
     # A method whose phases were not all measured is left out.
-    seconds = {"greedy": [1.0] * 12, "asmi": [2.0] * 12, "samples": [3.0] * 11, "nli": [1.0] * 12}
+    seconds = {"greedy": [1.0] * 12, "asmi": [2.0] * 12, "samples": [3.0] * 12, "nli": [1.0] * 11}
     assert list(method_seconds(seconds)) == ["MSP", "Sem-ASMI", "ASMI alone, marginal"]
     assert method_seconds({"greedy": [1.0] * WARM_UP}) == {}

@@ -1,16 +1,14 @@
-from itertools import permutations, product
+from itertools import product
 
 import numpy as np
 import pytest
 from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.ue_metrics.ue_metric import normalize_metric
-from sklearn.metrics import roc_auc_score
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 
 from lm_polygraph_asmi.analysis import (
     Clustered,
     Labelled,
-    auroc,
     mcnemar,
     normalised_prr,
     prr_with_error,
@@ -24,7 +22,7 @@ RNG = np.random.default_rng(0)
 QUALITY = RNG.random(400)
 SORTED = np.sort(QUALITY)  # the worst possible order of the file
 UNCERTAINTY = -QUALITY + RNG.normal(scale=0.5, size=400)
-FEW_TIED, FEW = np.array([0.3, 0.3, 0.3, 0.1, 0.9, 0.9]), np.array([1.0, 0.2, 0.5, 0.9, 0.0, 0.6])
+FEW = np.array([1.0, 0.2, 0.5, 0.9, 0.0, 0.6])
 
 
 def host_prr(uncertainty, quality, chance=None) -> float:
@@ -57,16 +55,6 @@ def test_standard_error_is_the_spread_over_resamples_of_rows():
     expected = np.std([normalised_prr(score[rows], quality[rows]) for rows in samples], ddof=1)
     answers = Labelled(quality=quality, clusters=["one"] * 60, resamples=50)
     assert prr_with_error(score, answers).standard_error == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("binary", [False, True])
-def test_ties_count_as_the_hosts_mean_over_all_orders_of_the_file(binary):
-    """And so for quality that is right or wrong, where the oracle has ties too."""
-    quality = (FEW > 0.4).astype(float) if binary else FEW
-    orders = [list(order) for order in permutations(range(6))]
-    over_orders = [host_prr(FEW_TIED[order], quality[order]) for order in orders]
-    assert np.std(over_orders) > 0.1  # the host's value is one of these
-    assert normalised_prr(FEW_TIED, quality) == pytest.approx(np.mean(over_orders), rel=1e-12)
 
 
 def test_a_constant_score_is_random_rejection():
@@ -112,9 +100,8 @@ def test_draws_are_as_many_as_asked_for():
 
 
 def test_stability_of_seeds():
-    rng = np.random.default_rng(0)
-    quality = rng.random(50)
-    scores = -quality + rng.normal(scale=0.3, size=(5, 50))
+    quality = QUALITY[:50]
+    scores = -quality + RNG.normal(scale=0.3, size=(5, 50))
     prr = [normalised_prr(row, quality) for row in scores]
     pairs = np.corrcoef(scores.argsort(1).argsort(1))[np.tril_indices(5, -1)]
     expected = np.mean(prr), np.std(prr, ddof=1), min(prr), max(prr), np.mean(pairs)
@@ -129,13 +116,6 @@ def test_rank_correlation_of_equal_reversed_tied_and_constant_scores():
         (row, np.ones(10), np.nan),
     ):  # fmt: skip
         assert rank_correlation(first, second) == pytest.approx(expected, nan_ok=True)
-
-
-@pytest.mark.parametrize("levels", [1, 2, 5, 1000])
-def test_auroc_is_scikit_learns(levels):
-    rng = np.random.default_rng(5)
-    score, wrong = rng.integers(levels, size=80), rng.random(80) < 0.3
-    assert auroc(score, wrong) == pytest.approx(roc_auc_score(wrong, score), rel=1e-12)
 
 
 @pytest.mark.parametrize("flagged", [0, 1, 15, 40, 60])

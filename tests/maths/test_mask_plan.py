@@ -5,7 +5,6 @@ import math
 import pytest
 
 from lm_polygraph_asmi.core.mask_plan import (
-    flops_ratio,
     heads_masked_at_once,
     operating_point,
 )
@@ -44,10 +43,3 @@ def test_stated_points_and_what_follows_from_values_that_are_given():
     for heads in (1, 3):
         with pytest.raises(ValueError, match="mask_rate"):
             operating_point(heads)
-
-
-@pytest.mark.parametrize(("layers", "layer", "masks"), [(36, 22, 40), (4, 0, 1), (5, 4, 3)])
-def test_the_cost_is_counted_in_layers(layers, layer, masks):
-    """Those below the target run once, the others once per mask."""
-    runs = [1 if at < layer else masks for at in range(layers)]
-    assert flops_ratio(layers, layer, masks) == sum(runs) / layers

@@ -31,7 +31,6 @@ from lm_polygraph_asmi.core.model import (
 )
 from tests.families import (
     FAMILIES,
-    MIXED_LAYERS,
     PROMPT,
     apart,
     both_scopes,
@@ -99,7 +98,7 @@ def test_it_is_made_again_for_more_than_twice_the_lengths_that_were_compared(
     """Of a prompt, or of the answers in one pass; a text that was not compared vouches for none."""
     monkeypatch.setitem(subnetworks.PACKED_POSITIONS, "cpu", 120)  # copies of short answers alone
     model, distinct, draw = tiny_model("llama"), len(masks(6).unique(dim=0)), Random(4)
-    texts = [(draw.randint(1, 2 * n), draw.randint(1, 2 * n)) for n in range(1, 31)]
+    texts = [(draw.randint(1, 2 * n), draw.randint(1, 2 * n)) for n in range(1, 17)]
     compared = [(0, 0)]
     for prompt, response in texts:
         packed = min(distinct, subnetworks.PACKED_POSITIONS["cpu"] // response)
@@ -162,7 +161,7 @@ def test_a_pass_that_is_wrong_or_fails_is_never_believed(scope, row, spoilt, mon
         monkeypatch.setitem(choice.PASSES[scope], name, own)
     caplog.set_level("WARNING", "lm_polygraph")
     model = tiny_model("llama")
-    for length in (13, 17, 100, 17):
+    for length in (13, 17, 60, 17):
         assert error(model, sequence(length), scope) < 1e-5
     assert of_model(choice.passes_in_use, model, scope) == [choice.FULL]
     for said, at, (_, why) in zip(caplog.messages, range(2), spoilt, strict=True):
@@ -218,21 +217,12 @@ def odd(trait: type[nn.Module], at: str, **own: Any) -> nn.Module:
     return model
 
 
-class Fused(nn.Module):
-    """Forward methods as in a library of kernels."""
-
-    def norm(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
-
-    def activation(self, x: Tensor) -> Tensor:
-        return x * x.sigmoid()
-
-    def angles(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        return type(self).forward(self, x, position_ids)
-
-
-KERNELS = {"LlamaRMSNorm": Fused.norm, "SiLUActivation": Fused.activation,
-           "LlamaRotaryEmbedding": Fused.angles}  # fmt: skip
+KERNELS = {
+    "LlamaRMSNorm": lambda self, x: F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon),
+    "SiLUActivation": lambda _, x: x * x.sigmoid(),
+    "LlamaRotaryEmbedding": lambda self, x, position_ids: type(self).forward(self, x, position_ids),
+}
+"""Forward methods as in a library of kernels."""
 
 
 def kernelized(model: nn.Module | None = None) -> nn.Module:
@@ -273,7 +263,14 @@ ROWS, PLACE = "rows after the prompt", "model.layers.3.mlp does not act on each 
         (partial(odd, Unmasked, "self_attn"), ("suffix", ROWS), (0, 1), "self-check"),
         (partial(odd, Capacity, "mlp"), (choice.FULL, choice.FULL), (2, 2), "self-check"),
         (partial(odd, OneRow, "model.norm"), (choice.FULL, "packed"), (2, 0), "rows, got 1"),
-        (kernelized, ("suffix", "packed"), (0, 0), None),
+        *((make, ("suffix", "packed"), (0, 0), None) for make in (
+            kernelized, partial(hooked, lambda x: x * 1.1, "layers.1.self_attn.o_proj"))),
+        *((partial(hooked, change, at), (choice.FULL, choice.FULL), (1, 1), f"{at} does not act")
+          for at, change in {
+              "layers.1.self_attn": lambda output: (output[0] + 0.3, *output[1:]),
+              # Positions that the first text does not have.
+              "layers.2": lambda x: torch.cat([x[:, :25], x[:, 25:] + 2], dim=1),
+          }.items()),
         *((make, (choice.FULL, choice.FULL), (1, 1), PLACE)
           for make in (overwritten, *(
               partial(hooked, change) for change in (
@@ -290,7 +287,7 @@ def test_what_a_faster_pass_gets_wrong_is_told_once_and_run_slower(
 ):
     caplog.set_level("WARNING", "lm_polygraph")
     model, at = make(), SCOPES.index(scope)
-    for length, seed in ((24, 0), (24, 1), (20, 2), (60, 3), (30, 4)):
+    for length, seed in ((24, 0), (60, 3)):
         assert error(model, sequence(length, seed), scope, prompt=15) < 1e-5, (length, seed)
     assert of_model(choice.passes_in_use, model, scope) == [ways[at]]
     assert [reason in message for message in caplog.messages] == [True] * told[at]
@@ -319,7 +316,7 @@ def test_angles_that_switch_between_prompt_and_response(attention):
     long = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
             "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}  # fmt: skip
     model = odd(attention, "self_attn", rope_parameters=long)
-    for length, prompt in ((14, 8), (22, 12), (28, 4), (28, 24)):
+    for length, prompt in ((14, 8), (28, 4), (28, 24)):
         for scope in SCOPES:
             assert error(model, sequence(length), scope, prompt) < 1e-5
 
@@ -418,10 +415,9 @@ def test_compiled_layers_share_their_graphs(name, scope, kernels, monkeypatch):
     torch._dynamo.reset()
     forwards.compiled_forward.cache_clear()
     graphs = torch._dynamo.utils.counters["stats"]
-    own = {"layer_types": MIXED_LAYERS * 2} if name == "gemma3-mixed" else {}
-    model = tiny_model(name, "sdpa", num_hidden_layers=8, **own)
+    model = tiny_model(name, "sdpa")
     model, made = kernelized(model) if kernels else model, [graphs["unique_graphs"]]
-    for layer, length in product((4, 1), (17, 19)):
+    for layer, length in product((1, 0), (17, 19)):
         found = score(model, length, layer, scope=scope, compiles=True)
         torch.testing.assert_close(found, score(model, length, layer, scope=scope))
         made.append(graphs["unique_graphs"])

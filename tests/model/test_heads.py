@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from lm_polygraph_asmi import ASMIConfig
-from lm_polygraph_asmi.config import module_paths, target_layer
+from lm_polygraph_asmi.config import module_paths
 from lm_polygraph_asmi.core.engine import Engine
 from lm_polygraph_asmi.core.model import choice, plain_model, structure, structure_of
 from lm_polygraph_asmi.core.statistics import masked_layer
@@ -31,11 +31,6 @@ from tests.families import (
 from tests.tiny_lm import whitebox
 
 
-def test_target_layer():
-    places = [(0.6, 36), (0.6, 32), (0.6, 30), (0.9, 32), (0.99, 4), (0.5, 5)]
-    assert [target_layer(*place) for place in places] == [22, 19, 18, 29, 3, 2]
-
-
 def test_hybrids_mask_the_nearest_layer_with_heads():
     kinds = (["linear_attention"] * 3 + ["full_attention"]) * 2 + ["linear_attention"] * 2
     model = tiny_class("Qwen3_5ForCausalLM", num_hidden_layers=10, layer_types=kinds)
@@ -49,26 +44,13 @@ def test_hybrids_mask_the_nearest_layer_with_heads():
         subnetwork_log_probs(model, sequence(9), 4, 4, masks())
 
 
-class Mine(LlamaForCausalLM):
-    """What anybody may do to a model they load."""
-
-
 def see_all(model: nn.Module) -> None:
-    model.__class__ = Mine
+    model.__class__ = type("Mine", (LlamaForCausalLM,), {})  # as anybody may do
     for layer in model.model.layers:
         layer.register_forward_pre_hook(
             lambda _, given, named: (given, named | {"attention_mask": torch.zeros(1, 1, 1, 1)}),
             with_kwargs=True,
         )
-
-
-def noisy(model: nn.Module, size: float) -> None:
-    model.lm_head.register_forward_hook(lambda *call: call[-1] + size * torch.rand_like(call[-1]))
-
-
-def heads_changed(model: nn.Module) -> None:
-    projection = model.model.layers[2].self_attn.o_proj
-    projection.register_forward_pre_hook(lambda _, args: (args[0].flip(-1),))
 
 
 def layers_outside(model: nn.Module) -> None:
@@ -91,7 +73,15 @@ PRECISIONS = r"float.* and .*float32.*one precision"
         ("BigBirdForCausalLM", "earlier inputs"),
         # Its projection is used twice in a layer.
         ("ProphetNetForCausalLM", "twice"),
-        *((partial(noisy, size=size), "deterministic") for size in (0.02, 1)),
+        *(
+            (
+                lambda m, size=size: m.lm_head.register_forward_hook(
+                    lambda *call: call[-1] + size * torch.rand_like(call[-1])
+                ),
+                "deterministic",
+            )
+            for size in (0.02, 1)
+        ),
         (
             lambda m: m.lm_head.register_forward_hook(lambda *call: call[-1] * next(DRIFT)),
             "deterministic",
@@ -124,7 +114,12 @@ PRECISIONS = r"float.* and .*float32.*one precision"
             ),
             "encoder-decoder",
         ),
-        (heads_changed, "hook .* layer 2"),
+        (
+            lambda m: m.model.layers[2].self_attn.o_proj.register_forward_pre_hook(
+                lambda _, args: (args[0].flip(-1),)
+            ),
+            "hook .* layer 2",
+        ),
         # A class that shares its name alone with one of the table.
         (
             lambda m: setattr(m, "__class__", type("LlamaForCausalLM", (Unknown,), {})),

@@ -84,7 +84,7 @@ def needed(f, number: int, prompt: int, response: int, scope: str) -> int:
 
 @pytest.mark.parametrize(
     ("scope", "positions", "fit"),
-    [(scope, 256, fit) for scope in SCOPES for fit in (1, 2, 5)]
+    [(scope, 256, fit) for scope in SCOPES for fit in (1, 5)]
     + [("response", 12, 2), ("response", 5, 1)],
 )
 def test_as_many_masks_run_together_as_fit(llama, ran, monkeypatch, scope, positions, fit):
@@ -134,9 +134,10 @@ def test_masked_passes_do_only_what_they_must(llama, layer, scope):
     assert found == expected
 
 
-@both_scopes
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize(("prompt", "response"), [(400, 30), (40, 60)])
+@pytest.mark.parametrize(
+    ("prompt", "response", "scope"), [(400, 30, "all"), (400, 30, "response"), (40, 60, "response")]
+)
 def test_peak_memory_stays_inside_the_budget(prompt, response, scope, attention):
     model = tiny_model("llama", attention, max_position_embeddings=512)
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)[:6]

@@ -26,7 +26,8 @@ def separate(decoder: Decoder, model: nn.Module, prompt: Tensor, answers: list) 
     return torch.stack(states)
 
 
-DAILY = [*FAMILIES, "latent attention", "chunks", "gated hybrid", "Mamba hybrid", "no cache",
+DAILY = ["llama", "mistral-window", "gemma2-softcap", "gemma3-mixed", "gpt-neox", "gpt2",
+         "latent attention", "chunks", "gated hybrid", "Mamba hybrid", "no cache",
          "shared keys and values", "multimodal wrapper"]  # fmt: skip
 STREAMS = [name for name in DECODERS if name.startswith("streams")]
 SLOW = [name for name in DECODERS if name not in DAILY + STREAMS]

@@ -49,6 +49,12 @@ def group(run):
     return found
 
 
+@pytest.fixture(scope="module")
+def coupling(group):
+    (item,) = head_coupling([group])
+    return item.table
+
+
 def tokens_of(saved, depth):
     """All tokens of a run, from their masks and divergences."""
     parts = []
@@ -60,7 +66,7 @@ def tokens_of(saved, depth):
     return pd.concat(parts, ignore_index=True)
 
 
-def test_the_table_is_that_of_the_tokens(group, run):
+def test_the_table_is_that_of_the_tokens(coupling, run):
     tokens = tokens_of(run[1], 0.6)
     defined = tokens.dropna(subset="z")
     columns = defined["mi"], defined["h"], defined["z"]
@@ -68,8 +74,7 @@ def test_the_table_is_that_of_the_tokens(group, run):
         criticality_coupling(*columns, Clustered(defined[unit])) for unit in ("row", "cluster")
     )
     high = defined[high_stratum(defined["mi"])]
-    (item,) = head_coupling([group])
-    row = item.table.iloc[0]
+    row = coupling.iloc[0]
     twin = {
         "tokens": len(defined), "without z": len(tokens) - len(defined), "S": 100,
         "examples": defined["row"].nunique(),
@@ -87,14 +92,13 @@ def test_the_table_is_that_of_the_tokens(group, run):
     assert row["n_eff (high MI)"].high < row["n_eff of noise†"]
 
 
-def test_the_coupling_at_a_deeper_layer_is_compared_on_the_same_tokens(group, run):
+def test_the_coupling_at_a_deeper_layer_is_compared_on_the_same_tokens(coupling, run):
     """Each depth has tokens of its own without z."""
     first, deeper = (tokens_of(run[1], depth) for depth in (0.6, 0.9))
     both = first["z"].notna() & deeper["z"].notna()
     ends = [(found["mi"][both], found["z"][both]) for found in (first, deeper)]
-    (item,) = head_coupling([group])
-    assert item.table["depth"].tolist() == ["60%", "90%"]
-    assert item.table["minus shallowest†"].tolist() == [
+    assert coupling["depth"].tolist() == ["60%", "90%"]
+    assert coupling["minus shallowest†"].tolist() == [
         None, pytest.approx(sharpening(*ends, Clustered(first["row"][both])))
     ]  # fmt: skip
 

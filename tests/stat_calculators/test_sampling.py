@@ -17,7 +17,7 @@ from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests.families import DECODERS, tiny_class
 from tests.scoring.conftest import PROMPT, ending_model
-from tests.tiny_lm import tokenizer, whitebox
+from tests.tiny_lm import tokenizer
 
 TEXTS = ["Who built the ferry? The answer is in the passage."]
 STATISTICS = SamplingGenerationCalculator.meta_info()[0]

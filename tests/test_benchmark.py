@@ -32,12 +32,11 @@ def shipped(group: str) -> list[str]:
 
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
-DAILY = "asmi_triviaqa"
-"""The config that every day runs. The others differ from it or the sweep in few values, or other
-tests run them: test_plugin the demo, over SQuAD's rows; those of runs."""
 BASELINES = 17
 NEEDED = {"asmi_stability": ["answers=somewhere"], "asmi_heads": ["asmi.answers=somewhere"]}
 """What a user must give besides data and model."""
+TRIVIA = "asmi_triviaqa", "benchmark=asmi_triviaqa"
+"""The benchmark of which each question has several right answers."""
 
 
 @pytest.fixture
@@ -62,10 +61,10 @@ def start(at_stand_ins, tiny, tmp_path) -> Callable[..., Path]:
 
 @pytest.fixture
 def answers(start, tmp_path_factory) -> Path:
-    """A run of all methods over CoQA that others take their answers from; made once."""
+    """A run of all methods over TriviaQA that others take their answers from; made once."""
     home = tmp_path_factory.getbasetemp() / "answers"
     if not home.exists():
-        start("asmi_depth_sweep", "asmi_coqa", "data.first=3", "asmi.top_k=8", home=home)
+        start("asmi_depth_sweep", *TRIVIA, "asmi.top_k=8", home=home)
     return home / "run"
 
 
@@ -179,14 +178,11 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     assert (how == (None, None, 3)) == (benchmark == "asmi_babiqa")  # a location is one word
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name == DAILY else [pytest.mark.slow])
-        for name in sorted({*RUNS} - {"asmi_grid", "asmi_depth_sweep", *NEEDED})
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*RUNS} - {"asmi_grid", "asmi_depth_sweep", *NEEDED}))
 def test_every_config_runs(name, start):
+    """They differ from the sweep below in few values, or other tests run them every day: those of
+    tests/runs CoQA, test_plugin the demo, over SQuAD's rows."""
     # Their methods are those of the sweep, of which two do for other data.
     fewer = ["estimators=asmi_only"] * (name in ("asmi_squad", "asmi_babiqa", "asmi_triviaqa"))
     config = composed(name, *fewer)
@@ -197,22 +193,23 @@ def test_every_config_runs(name, start):
     assert run.manifest["status"] == "completed"
     assert len(run.manifest["rows"]["ids"]) == len(run.scores) >= 2
     assert run.settings()[0]["top_k"] == config.asmi.top_k
-    assert {name: (str(own), own.stop) for name, own in run.methods.items()} == {
-        name: (name, ()) for name in run.scores if "ASMI (" in name
-    }
 
 
 def test_all_baselines_all_depths_and_alignscore_in_one_run(answers):
     run = load_run(answers)
     variants = product((60, 70, 80, 90), ("ASMI", "Sem-ASMI", "Adapt-ASMI"))
-    assert [*run.scores][BASELINES:] == [f"{name} ({depth}%, K=8)" for depth, name in variants]
-    assert len(run.scores) == 3
+    names = [f"{name} ({depth}%, K=8)" for depth, name in variants]
+    assert [*run.scores][BASELINES:] == names
+    assert {name: (str(own), own.stop) for name, own in run.methods.items()} == {
+        name: (name, ()) for name in names
+    }
+    assert len(run.manifest["rows"]["ids"]) == len(run.scores) == 3
     assert np.isfinite(run.scores.to_numpy()).all()
     # Methods tell the answers apart, each in its own way.
     varied = run.scores.drop(columns="SemanticEntropy").nunique()
     assert (varied > 1).all(), varied
     manifest = run.manifest
-    assert (list(run.quality), len({*manifest["rows"]["clusters"]})) == (["AlignScore"], 2)
+    assert (list(run.quality), len({*manifest["rows"]["clusters"]})) == (["AlignScore"], 3)
     assert manifest["seconds"].keys() == {
         "greedy", "samples", "nli", "cross_encoder", "asmi", "diversity"
     }  # fmt: skip
@@ -231,7 +228,7 @@ def test_baselines_alone_run_on_a_model_without_heads(start, tmp_path):
 
 def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, start, tmp_path):
     start(
-        "asmi_heads", "asmi_coqa", f"asmi.answers={answers}", "data.first=2", "max_new_tokens=4",
+        "asmi_heads", *TRIVIA, f"asmi.answers={answers}", "data.first=2", "max_new_tokens=4",
         "asmi.num_masks=60",
     )  # fmt: skip
     given, run = load_run(answers), load_run(tmp_path / "run")

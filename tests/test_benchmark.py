@@ -33,6 +33,7 @@ def shipped(group: str) -> list[str]:
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
 BASELINES = 17
+ROUGE = "generation_metrics=[{name: RougeMetric, args: [rougeL]}]"  # needs no model
 NEEDED = {"asmi_stability": ["answers=somewhere"], "asmi_heads": ["asmi.answers=somewhere"]}
 """What a user must give besides data and model."""
 TRIVIA = "asmi_triviaqa", "benchmark=asmi_triviaqa"
@@ -221,7 +222,7 @@ def test_baselines_alone_run_on_a_model_without_heads(start, tmp_path):
     model = tiny_lm.unmaskable("heads")
     for part in (model.model, model.tokenizer):
         part.save_pretrained(tmp_path / "mamba")
-    own = "estimators=asmi_side_models", "data.sample=2"
+    own = "estimators=asmi_side_models", "data.sample=2", ROUGE
     run = start("asmi_squad", "asmi_squad", *own, model=tmp_path / "mamba")
     assert np.isfinite(load_run(run).scores.to_numpy()).sum(0).tolist() == [2] * 5
 
@@ -229,7 +230,7 @@ def test_baselines_alone_run_on_a_model_without_heads(start, tmp_path):
 def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, start, tmp_path):
     start(
         "asmi_heads", *TRIVIA, f"asmi.answers={answers}", "data.first=2", "max_new_tokens=4",
-        "asmi.num_masks=60",
+        "asmi.num_masks=60", ROUGE,
     )  # fmt: skip
     given, run = load_run(answers), load_run(tmp_path / "run")
     assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"][:2]
@@ -267,7 +268,7 @@ def test_a_grid_in_shards_gives_what_unsplit_runs_give(tiny, tmp_path, monkeypat
     overrides = [
         f"data.source={write(tmp_path / 'questions.json', questions)}", "model=asmi_local",
         "estimators=asmi_no_side_models", "max_new_tokens=4", "asmi.num_samples=2",
-        "generation_metrics=[{name: RougeMetric, args: [rougeL]}]", f"cache_path={tmp_path}",
+        ROUGE, f"cache_path={tmp_path}",
         f"model.path={tiny}", "~generation_params.stop_strings",
     ]  # fmt: skip
     benchmarks = "asmi_squad", "asmi_squad_closed_book"

@@ -19,9 +19,8 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.runs.rows import read_data
 from tests import tiny_lm
-from tests.benchmarks import EXAMPLES, STORIES, babi_prompt, coqa_prompt, hub_dataset
+from tests.benchmarks import hub_dataset
 from tests.composing import composed
 from tests.polygraph import polygraph_eval_here
 from tests.runs.test_squad import QUESTION, write
@@ -135,6 +134,9 @@ def test_what_needs_no_side_model_is_all_but_five():
         ("asmi_squad estimators=asmi_single_pass", "asmi_squad_seed1", {"seed": 1}, {}),
         ("asmi_squad", "asmi_squad_closed_book", {}, {"closed_book": True, "grounded": False}),
         ("asmi_coqa", "asmi_benchmark", {}, {}),
+        # A location is one word, and compared as it stands.
+        ("asmi_coqa max_new_tokens=3 process_output_fn=null process_target_fn=null",
+         "asmi_babiqa", {}, {"source": "LM-Polygraph/babi_qa"}),
         (
             "asmi_benchmark estimators=asmi_stability +answers=a +run_seed=0",
             "asmi_stability answers=a",
@@ -142,41 +144,11 @@ def test_what_needs_no_side_model_is_all_but_five():
             {"size": 500},
         ),
     ],
-)
+)  # fmt: skip
 def test_a_config_that_differs_from_another_in_one_thing(like, name, asmi, data):
     one, two = (OmegaConf.to_container(composed(*words.split())) for words in (like, name))
     changed = {"asmi": one["asmi"] | asmi, "data": one["data"] | data, "hydra": two["hydra"]}
     assert two == one | changed
-
-
-MOVES = "Mary went to the garden. John moved to the office."
-ON_RED = "Question: What colour is the mill?\nAnswer:"
-FIRST = {
-    "asmi_coqa": coqa_prompt(STORIES[0], [], "What was built?"),
-    "asmi_babiqa": babi_prompt(MOVES, "Where is Mary?"),
-    "asmi_triviaqa": f"{EXAMPLES}Question: Who was the man behind the ferry?\nAnswer:",
-    "asmi_squad": ON_RED,
-    "asmi_squad_closed_book": ON_RED,
-}
-"""Of each benchmark's prompts, the first one or its end."""
-
-
-@pytest.mark.parametrize("benchmark", shipped("benchmark"))
-def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
-    config = composed(benchmark)  # the config of the same name
-    data, source = config.data, hub_dataset(benchmark, tmp_path)
-    rows = read_data(
-        source, "test", data.text_column, data.label_column, data.prompt_style, data.closed_book
-    ).rows
-    prompts = [row.input for row in rows]
-    assert prompts[0].endswith(FIRST[benchmark])
-    assert ("Passage:\nThe mill is red." in prompts[0]) == (benchmark == "asmi_squad")
-    assert (rows[0].output == ["Edda Holm", "Holm"]) == bool(config.get("multiref"))
-    if benchmark == "asmi_coqa":
-        assert prompts[1] == coqa_prompt(STORIES[0], [("What was built?", "a mill")], "Where?")
-        assert len({row.cluster for row in rows}) == len(STORIES) < len(rows)
-    how = config.process_output_fn, config.process_target_fn, config.max_new_tokens
-    assert (how == (None, None, 3)) == (benchmark == "asmi_babiqa")  # a location is one word
 
 
 @pytest.mark.slow

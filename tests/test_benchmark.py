@@ -19,8 +19,9 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.results.runs import load_run
+from lm_polygraph_asmi.runs.rows import read_data
 from tests import tiny_lm
-from tests.benchmarks import hub_dataset
+from tests.benchmarks import COLUMNS, hub_dataset
 from tests.composing import composed
 from tests.polygraph import polygraph_eval_here
 from tests.runs.test_squad import QUESTION, write
@@ -149,6 +150,14 @@ def test_a_config_that_differs_from_another_in_one_thing(like, name, asmi, data)
     one, two = (OmegaConf.to_container(composed(*words.split())) for words in (like, name))
     changed = {"asmi": one["asmi"] | asmi, "data": one["data"] | data, "hydra": two["hydra"]}
     assert two == one | changed
+
+
+@pytest.mark.parametrize("benchmark", COLUMNS)
+def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
+    data = composed(benchmark).data
+    read = read_data(hub_dataset(benchmark, tmp_path), "test", data.text_column, data.label_column)
+    assert [row.input for row in read.rows] == COLUMNS[benchmark]["input"]  # to the last newline
+    assert [row.output for row in read.rows] == COLUMNS[benchmark]["output"]
 
 
 @pytest.mark.slow

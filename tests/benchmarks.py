@@ -56,9 +56,13 @@ COLUMNS = {
     "asmi_triviaqa": {
         "input": [
             f"{EXAMPLES}Question: {question}\nAnswer:"
-            for question in ("Who was the man behind the ferry?", "Which colour has the mill?")
+            for question in (
+                "Who was the man behind the ferry?",
+                "Which colour has the mill?",
+                "Where is Brask?",
+            )
         ],
-        "output": [["Edda Holm", "Holm"], ["red", "Red colour"]],
+        "output": [["Edda Holm", "Holm"], ["red", "Red colour"], ["the north"]],
     },
 }
 """Benchmark -> the columns of its data set."""

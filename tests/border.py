@@ -30,6 +30,7 @@ TEMPLATE = (
     "{% for c in m['tool_calls'] or [] %}@{{ c['function']['name'] }}{% endfor %}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant:{% endif %}"
 )
+COMPILED = Template(TEMPLATE)
 REASONING = ("reasoning_content", "reasoning", "thinking")
 # Role -> fields of its messages that may hold something.
 FIELDS = {
@@ -172,7 +173,7 @@ def rendered(row: Mapping[str, Any], messages: list[Any], doubt: list[str]) -> s
     given = {name: row.get(name) for name in ("tools", "documents")}
     given |= row.get("chat_template_kwargs") or {}
     whole = [message | {"content": content(message, doubt)} for message in messages]
-    return Template(TEMPLATE).render(given, messages=whole, add_generation_prompt=True)
+    return COMPILED.render(given, messages=whole, add_generation_prompt=True)
 
 
 def check_messages(messages: object, name: str, doubt: list[str]) -> None:

@@ -16,10 +16,10 @@ import pytest
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.sweeper import Sweeper
+from hydra.types import RunMode
 from lm_polygraph.ue_metrics.ue_metric import get_random_scores
 
 from lm_polygraph_asmi.host.configs import configs_path
-from tests.composing import composed
 from tests.conftest import AS_USERS
 from tests.forks import exit_code
 
@@ -66,9 +66,9 @@ def failing_at(words: str) -> Callable[..., np.ndarray]:
 
 def _compose_once(arguments: Sequence[str], patch: pytest.MonkeyPatch) -> None:
     """Let Hydra not compose a config before it does for a run, or for the jobs of a sweep."""
-    name = arguments[arguments.index("--config-name") + 1]
-    mode = composed(name).hydra.mode if (configs_path() / f"{name}.yaml").is_file() else None
-    patch.setattr(Hydra, "get_mode", lambda *_, **__: mode)
+    file = configs_path() / f"{arguments[arguments.index('--config-name') + 1]}.yaml"
+    sweeps = file.is_file() and "mode: MULTIRUN" in file.read_text()
+    patch.setattr(Hydra, "get_mode", lambda *_, **__: RunMode.MULTIRUN if sweeps else None)
     patch.setattr(Sweeper, "validate_batch_is_legal", lambda *_: None)
 
 

@@ -21,7 +21,7 @@ from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import read_data
 from tests import tiny_lm
-from tests.benchmarks import EXAMPLES, STORIES, babi_prompt, coqa_prompt, hub_dataset
+from tests.benchmarks import COLUMNS, hub_dataset
 from tests.composing import composed
 from tests.polygraph import polygraph_eval_here
 from tests.runs.test_squad import QUESTION, write
@@ -32,12 +32,12 @@ def shipped(group: str) -> list[str]:
 
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
-DAILY = "asmi_triviaqa"
-"""The config that every day runs. The others differ from it or the sweep in few values, or other
-tests run them: test_plugin the demo, over SQuAD's rows; those of runs."""
 BASELINES = 17
+ROUGE = "generation_metrics=[{name: RougeMetric, args: [rougeL]}]"  # needs no model
 NEEDED = {"asmi_stability": ["answers=somewhere"], "asmi_heads": ["asmi.answers=somewhere"]}
 """What a user must give besides data and model."""
+TRIVIA = "asmi_triviaqa", "benchmark=asmi_triviaqa"
+"""The benchmark of which each question has several right answers."""
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ def start(at_stand_ins, tiny, tmp_path) -> Callable[..., Path]:
 
 @pytest.fixture
 def answers(start, tmp_path_factory) -> Path:
-    """A run of all methods over CoQA that others take their answers from; made once."""
+    """A run of all methods over TriviaQA that others take their answers from; made once."""
     home = tmp_path_factory.getbasetemp() / "answers"
     if not home.exists():
-        start("asmi_depth_sweep", "asmi_coqa", "data.first=3", "asmi.top_k=8", home=home)
+        start("asmi_depth_sweep", *TRIVIA, "asmi.top_k=8", home=home)
     return home / "run"
 
 
@@ -79,10 +79,11 @@ def names_of(config) -> list[str]:
     return names
 
 
-GROUPS = [f"asmi_demo estimators={group}" for group in {*shipped("estimators")} - {*RUNS}]
+GROUPS = [f"asmi_demo estimators={of}" for of in ("asmi", "asmi_greedy", "asmi_no_side_models")]
+"""Those of no config."""
 
 
-@pytest.mark.parametrize("words", [*RUNS, *sorted(GROUPS)])
+@pytest.mark.parametrize("words", [*RUNS, *GROUPS])
 def test_every_config_composes_and_names_what_exists(words):
     name, *overrides = words.split()
     overrides += NEEDED.get(name, [])
@@ -111,20 +112,20 @@ def test_every_config_composes_and_names_what_exists(words):
 
 @pytest.mark.parametrize("name", shipped("model"))
 def test_every_model(name):
-    anywhere = ["model.path=anywhere"] * (name in ("asmi_local", "asmi_smollm2"))
-    model = composed("asmi_coqa", f"model={name}", *anywhere).model
-    own = {} if anywhere else {"dtype": "bfloat16", "device_map": "auto", "revision": "main"}
+    here = name in ("asmi_local", "asmi_smollm2")
+    file = OmegaConf.load(configs_path() / f"model/{name}.yaml")
+    model = OmegaConf.create({"model": file}).model
+    own = {} if here else {"dtype": "bfloat16", "device_map": "auto", "revision": "main"}
     own["attn_implementation"] = "eager"  # RAUQ
     assert model.load_model_args == OmegaConf.merge(model.load_model_args, own)
-    assert anywhere or model.load_tokenizer_args.revision == "main"
+    assert here or model.load_tokenizer_args.revision == "main"
 
 
-def test_what_needs_no_side_model_is_what_two_groups_have():
-    alone, single, sampled = (
-        names_of(composed("asmi_demo", f"estimators={group}"))
-        for group in ("asmi_no_side_models", "asmi_single_pass", "asmi_sampled")
-    )
-    assert sorted(alone) == sorted(single + sampled)
+def test_what_needs_no_side_model_is_all_but_five():
+    """`tests/host/test_side_models.py` sees that it needs none."""
+    alone = names_of(composed("asmi_demo", "estimators=asmi_no_side_models"))
+    assert {*alone} < {*names_of(composed("asmi_coqa"))}
+    assert len(alone) == BASELINES + 3 - 5
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,9 @@ def test_what_needs_no_side_model_is_what_two_groups_have():
         ("asmi_squad estimators=asmi_single_pass", "asmi_squad_seed1", {"seed": 1}, {}),
         ("asmi_squad", "asmi_squad_closed_book", {}, {"closed_book": True, "grounded": False}),
         ("asmi_coqa", "asmi_benchmark", {}, {}),
+        # A location is one word, and compared as it stands.
+        ("asmi_coqa max_new_tokens=3 process_output_fn=null process_target_fn=null",
+         "asmi_babiqa", {}, {"source": "LM-Polygraph/babi_qa"}),
         (
             "asmi_benchmark estimators=asmi_stability +answers=a +run_seed=0",
             "asmi_stability answers=a",
@@ -141,51 +145,26 @@ def test_what_needs_no_side_model_is_what_two_groups_have():
             {"size": 500},
         ),
     ],
-)
+)  # fmt: skip
 def test_a_config_that_differs_from_another_in_one_thing(like, name, asmi, data):
     one, two = (OmegaConf.to_container(composed(*words.split())) for words in (like, name))
     changed = {"asmi": one["asmi"] | asmi, "data": one["data"] | data, "hydra": two["hydra"]}
     assert two == one | changed
 
 
-MOVES = "Mary went to the garden. John moved to the office."
-ON_RED = "Question: What colour is the mill?\nAnswer:"
-FIRST = {
-    "asmi_coqa": coqa_prompt(STORIES[0], [], "What was built?"),
-    "asmi_babiqa": babi_prompt(MOVES, "Where is Mary?"),
-    "asmi_triviaqa": f"{EXAMPLES}Question: Who was the man behind the ferry?\nAnswer:",
-    "asmi_squad": ON_RED,
-    "asmi_squad_closed_book": ON_RED,
-}
-"""Of each benchmark's prompts, the first one or its end."""
-
-
-@pytest.mark.parametrize("benchmark", shipped("benchmark"))
+@pytest.mark.parametrize("benchmark", COLUMNS)
 def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
-    config = composed(benchmark)  # the config of the same name
-    data, source = config.data, hub_dataset(benchmark, tmp_path)
-    rows = read_data(
-        source, "test", data.text_column, data.label_column, data.prompt_style, data.closed_book
-    ).rows
-    prompts = [row.input for row in rows]
-    assert prompts[0].endswith(FIRST[benchmark])
-    assert ("Passage:\nThe mill is red." in prompts[0]) == (benchmark == "asmi_squad")
-    assert (rows[0].output == ["Edda Holm", "Holm"]) == bool(config.get("multiref"))
-    if benchmark == "asmi_coqa":
-        assert prompts[1] == coqa_prompt(STORIES[0], [("What was built?", "a mill")], "Where?")
-        assert len({row.cluster for row in rows}) == len(STORIES) < len(rows)
-    how = config.process_output_fn, config.process_target_fn, config.max_new_tokens
-    assert (how == (None, None, 3)) == (benchmark == "asmi_babiqa")  # a location is one word
+    data = composed(benchmark).data
+    read = read_data(hub_dataset(benchmark, tmp_path), "test", data.text_column, data.label_column)
+    assert [row.input for row in read.rows] == COLUMNS[benchmark]["input"]  # to the last newline
+    assert [row.output for row in read.rows] == COLUMNS[benchmark]["output"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name == DAILY else [pytest.mark.slow])
-        for name in sorted({*RUNS} - {"asmi_grid", "asmi_depth_sweep", *NEEDED})
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*RUNS} - {"asmi_grid", "asmi_depth_sweep", *NEEDED}))
 def test_every_config_runs(name, start):
+    """They differ from the sweep below in few values, or other tests run them every day: those of
+    tests/runs CoQA, test_plugin the demo, over SQuAD's rows."""
     # Their methods are those of the sweep, of which two do for other data.
     fewer = ["estimators=asmi_only"] * (name in ("asmi_squad", "asmi_babiqa", "asmi_triviaqa"))
     config = composed(name, *fewer)
@@ -196,22 +175,23 @@ def test_every_config_runs(name, start):
     assert run.manifest["status"] == "completed"
     assert len(run.manifest["rows"]["ids"]) == len(run.scores) >= 2
     assert run.settings()[0]["top_k"] == config.asmi.top_k
-    assert {name: (str(own), own.stop) for name, own in run.methods.items()} == {
-        name: (name, ()) for name in run.scores if "ASMI (" in name
-    }
 
 
 def test_all_baselines_all_depths_and_alignscore_in_one_run(answers):
     run = load_run(answers)
     variants = product((60, 70, 80, 90), ("ASMI", "Sem-ASMI", "Adapt-ASMI"))
-    assert [*run.scores][BASELINES:] == [f"{name} ({depth}%, K=8)" for depth, name in variants]
-    assert len(run.scores) == 3
+    names = [f"{name} ({depth}%, K=8)" for depth, name in variants]
+    assert [*run.scores][BASELINES:] == names
+    assert {name: (str(own), own.stop) for name, own in run.methods.items()} == {
+        name: (name, ()) for name in names
+    }
+    assert len(run.manifest["rows"]["ids"]) == len(run.scores) == 3
     assert np.isfinite(run.scores.to_numpy()).all()
     # Methods tell the answers apart, each in its own way.
     varied = run.scores.drop(columns="SemanticEntropy").nunique()
     assert (varied > 1).all(), varied
     manifest = run.manifest
-    assert (list(run.quality), len({*manifest["rows"]["clusters"]})) == (["AlignScore"], 2)
+    assert (list(run.quality), len({*manifest["rows"]["clusters"]})) == (["AlignScore"], 3)
     assert manifest["seconds"].keys() == {
         "greedy", "samples", "nli", "cross_encoder", "asmi", "diversity"
     }  # fmt: skip
@@ -223,36 +203,15 @@ def test_baselines_alone_run_on_a_model_without_heads(start, tmp_path):
     model = tiny_lm.unmaskable("heads")
     for part in (model.model, model.tokenizer):
         part.save_pretrained(tmp_path / "mamba")
-    own = "estimators=asmi_side_models", "data.sample=2"
+    own = "estimators=asmi_side_models", "data.sample=2", ROUGE
     run = start("asmi_squad", "asmi_squad", *own, model=tmp_path / "mamba")
     assert np.isfinite(load_run(run).scores.to_numpy()).sum(0).tolist() == [2] * 5
 
 
-@pytest.mark.slow
-def test_stability_of_seeds_on_fixed_answers(answers, start, tmp_path):
-    other_seeds = tmp_path / "other_seeds"
-    start(
-        "asmi_stability", "asmi_coqa", f"answers={answers}", "data.first=3", "max_new_tokens=4",
-        "asmi.top_k=8", f"hydra.sweep.dir={other_seeds}", "run_seed=0,1",
-    )  # fmt: skip
-    given, first, second = map(load_run, (answers, other_seeds / "0", other_seeds / "1"))
-    for run in (first, second):  # which would generate longer answers
-        assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"]
-    # Seed 0 has the masks of the given run; seed 1 has other masks and samples.
-    name = "ASMI (60%, K=8)"
-    np.testing.assert_array_equal(first.scores[name], given.scores[name])
-    of_first, of_second = (
-        run.scores.filter(regex=r"^(ASMI|Adapt-ASMI|MonteCarloSequenceEntropy)")
-        for run in (first, second)
-    )
-    assert (of_first.shape[1], np.isclose(of_first, of_second).all(0).any()) == (3, False)
-    assert first.stats["sample_texts"] != second.stats["sample_texts"]
-
-
 def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, start, tmp_path):
     start(
-        "asmi_heads", "asmi_coqa", f"asmi.answers={answers}", "data.first=2", "max_new_tokens=4",
-        "asmi.num_masks=60",
+        "asmi_heads", *TRIVIA, f"asmi.answers={answers}", "data.first=2", "max_new_tokens=4",
+        "asmi.num_masks=60", ROUGE,
     )  # fmt: skip
     given, run = load_run(answers), load_run(tmp_path / "run")
     assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"][:2]
@@ -273,53 +232,43 @@ def test_the_grid_has_sixteen_settings_in_shards():
     assert grid.hydra.launcher._target_.endswith("JoblibLauncher")
     swept = dict(grid.hydra.sweeper.params)
     assert swept.pop("data.shard") == "range(3)"
-    jobs = [  # four of them, with each model and each benchmark
-        composed("asmi_grid", *map("=".join, zip(swept, own, strict=True)))
-        for own in zip(*(names.split(",") for names in swept.values()), strict=True)
-    ]
-    for node in ("model.path", "data.source"):
-        assert len({str(OmegaConf.select(job, node)) for job in jobs}) == len(jobs) == 4
-    assert len(names_of(jobs[-1])) == BASELINES + 3
+    for group, node in (("model", "path"), ("benchmark", "data")):
+        files = [configs_path() / group / f"{name}.yaml" for name in swept.pop(group).split(",")]
+        assert len({str(OmegaConf.load(file)[node]) for file in files}) == len(files) == 4
+    assert (swept, len(names_of(grid))) == ({}, BASELINES + 3)
 
 
 @pytest.mark.slow
-def test_a_grid_in_shards_gives_what_unsplit_runs_give(tmp_path, monkeypatch):
-    """Two models on two benchmarks in two shards, a job each, two jobs at a time."""
-    models = {"asmi_llama2_7b": "llama", "asmi_mistral_7b": "mistral-window"}
+def test_a_grid_in_shards_gives_what_unsplit_runs_give(tiny, tmp_path, monkeypatch):
+    """Two benchmarks in two shards, a job each, two jobs at a time."""
     monkeypatch.chdir(tmp_path)
-    for name, family in models.items():
-        tiny_lm.save(tmp_path / name, family, max_position_embeddings=1024)
     questions = [
         QUESTION._replace(id=str(i), question=f"Whose mill is number {i}?", answer=answer)
         for i, answer in enumerate(["red", "blue kites", "True", "the passage", "Brask"])
     ]
     overrides = [
-        f"data.source={write(tmp_path / 'questions.json', questions)}",
+        f"data.source={write(tmp_path / 'questions.json', questions)}", "model=asmi_local",
         "estimators=asmi_no_side_models", "max_new_tokens=4", "asmi.num_samples=2",
-        "generation_metrics=[{name: RougeMetric, args: [rougeL]}]", f"cache_path={tmp_path}",
-        "model.path=${hydra:runtime.choices.model}", "model.load_model_args.dtype=float32",
-        "~generation_params.stop_strings",
+        ROUGE, f"cache_path={tmp_path}",
+        f"model.path={tiny}", "~generation_params.stop_strings",
     ]  # fmt: skip
+    benchmarks = "asmi_squad", "asmi_squad_closed_book"
     polygraph_eval_here(
         "--config-name", "asmi_grid", "--multirun", *overrides,
-        f"model={','.join(models)}", "benchmark=asmi_squad,asmi_squad_closed_book",
-        "data.num_shards=2", "data.shard=0,1",
+        f"benchmark={','.join(benchmarks)}", "data.num_shards=2", "data.shard=0,1",
         "hydra.sweep.dir=grid", "hydra.launcher.n_jobs=2",
     )  # fmt: skip
-    assert len(list(Path("grid").rglob("ue_manager_seed1"))) == 8
     merged = CliRunner().invoke(main, ["merge", "grid", "--out", "merged"])
     assert merged.exit_code == 0, merged.output
-    files = sorted(Path("merged").rglob("ue_manager_seed1"))
-    assert len(files) == 4
-    for model in models:
+    for name in benchmarks:
         polygraph_eval_here(
-            "--config-name", "asmi_benchmark", *overrides, f"model={model}", "benchmark=asmi_squad",
-            "asmi.result_cache=null", f"hydra.run.dir={model}-whole",
+            "--config-name", "asmi_benchmark", *overrides, f"benchmark={name}",
+            "asmi.result_cache=null", f"hydra.run.dir={name}-whole",
         )  # fmt: skip
-        whole = load_run(f"{model}-whole")
-        joined = load_run(next(f for f in files if f.parts[1:3] == (model, "asmi_squad")))
-        for name in ("input_texts", "sample_texts"):
-            assert joined.stats[name] == whole.stats[name]
+        whole = load_run(f"{name}-whole")
+        joined = load_run(next(Path("merged").rglob(f"{name}/**/ue_manager_seed1")))
+        for stat in ("input_texts", "sample_texts"):
+            assert joined.stats[stat] == whole.stats[stat]
         pd.testing.assert_frame_equal(joined.scores, whole.scores, rtol=1e-4, atol=1e-6)
         assert joined.manifest["rows"] == whole.manifest["rows"]
         assert len(joined.manifest["merged_from"]) == 2

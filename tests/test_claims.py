@@ -6,6 +6,8 @@ import claims
 import pytest
 from click.testing import CliRunner
 
+from tests.composing import run_of
+
 WRONG = {"AUROC is .07 below": "AUROC is .08 below", "| 5.6 | 7,983": "| 5.7 | 7,983"}
 DIFFER = r"README.md P3a, size \.08 \.07 .*costs.md asmi_coqa 5\.7 5\.6 [3-9]\d claims, 2 differ"
 
@@ -28,6 +30,7 @@ def test_only_what_was_changed_on_the_pages_differs(monkeypatch, tmp_path, chang
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(claims, "ROOT", tmp_path)
+    monkeypatch.setattr(claims, "compose_run", lambda name, overrides: run_of(name, *overrides))
     done = CliRunner().invoke(claims.main, ["--check", *options])
     assert done.exit_code == 1
     assert re.search(told, " ".join(done.output.split())), done.output

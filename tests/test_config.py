@@ -80,12 +80,6 @@ def test_values_that_are_equal():
     assert ASMIConfig(method="adapt", tau=0.5).same_but(ASMIConfig(), "method")
 
 
-def test_how_many_tokens_count():
-    for scored, closed, tokens in product((False, True), (False, True), (1, 2, 5)):
-        left_out = closed and not scored and tokens > 1
-        assert ASMIConfig(closing_token=scored).counted(tokens, closed) == tokens - left_out
-
-
 def test_the_layer_at_a_depth_is_the_nearest_that_there_is():
     for layers, percent in product((1, 2, 3, 10, 12, 32, 36, 80), range(1, 100)):
         exact = Fraction(percent * layers, 100)

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import signal
 from functools import reduce
 from pathlib import Path
 from unittest.mock import Mock
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from lm_polygraph_asmi.files import parse_json, partial_of, to_json, write_whole, writing
-from tests.forks import exit_code
+from lm_polygraph_asmi.files import parse_json, to_json, write_whole, writing
 
 
 @pytest.mark.parametrize(
@@ -91,16 +89,18 @@ def test_a_file_is_written_whole(tmp_path):
     assert (out.read_text(), os.listdir(tmp_path)) == ("newer", ["out.json"])
 
 
-def killed(_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def disk_full(_):
     raise OSError("disk full")
 
 
 def other_writer(out):
     out.write_text("meanwhile")
+
+
+def half_written(out, then, text):
+    with writing(out) as partial:
+        partial.write_text(text)
+        then(out)
 
 
 @pytest.mark.parametrize(
@@ -116,20 +116,6 @@ def test_what_was_computed_stays(tmp_path, written, then, word, left):
     with pytest.raises((OSError, ValueError), match=word):
         half_written(tmp_path / "out.json", then, written)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == left
-
-
-def half_written(out, then, text="half"):
-    with writing(out) as partial:
-        partial.write_text(text)
-        then(out)
-
-
-def test_a_lock_dies_with_its_process(tmp_path):
-    out = tmp_path / "out.jsonl"
-    assert exit_code(half_written, out, killed) == -signal.SIGKILL
-    assert partial_of(out).read_text() == "half"
-    write_whole(out, "whole")
-    assert out.read_text() == "whole"
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):

@@ -70,12 +70,13 @@ def named(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from (str(node.module), *(f"{node.module}.{each.name}" for each in node.names))
 
 
-def imported(file: Path) -> Iterator[str]:
+@cache
+def imported(file: Path) -> set[str]:
     """What a file imports, also inside functions, but for what only type checkers see."""
     nodes = list(ast.walk(parsed(file)))
     blocks = [n for n in nodes if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     hidden = {inner for block in blocks for part in block.body for inner in ast.walk(part)}
-    return named(node for node in nodes if node not in hidden)
+    return {*named(node for node in nodes if node not in hidden)}
 
 
 def own_imports(file: Path) -> set[Path]:
@@ -84,17 +85,22 @@ def own_imports(file: Path) -> set[Path]:
     return {p for p in own if p.parts and ((ROOT / p).is_dir() or (ROOT / f"{p}.py").is_file())}
 
 
+@cache
+def at_the_top(file: Path) -> tuple[set[str], list[Path]]:
+    """What a file imports at its top: libraries, their modules, and files of the package."""
+    names = {*named(parsed(file).body)}
+    own = [ROOT.joinpath(*name.split(".")[1:]) for name in names if name.startswith(PACKAGE)]
+    starts = {folder / "__init__.py" for path in own for folder in (path, *path.parents)}
+    files = sorted({path.with_suffix(".py") for path in own} | starts)
+    return names | {name.split(".")[0] for name in names}, [f for f in files if f.is_file()]
+
+
 def come_with(subpackage: str) -> set[str]:
     """Libraries that its files import at their tops, or files of the package that they import."""
-    files, found = [*files_of(subpackage)], set()
+    files = [*files_of(subpackage)]
     for file in files:  # which grows
-        names = {*named(parsed(file).body)}
-        found |= names | {name.split(".")[0] for name in names}
-        own = [ROOT.joinpath(*name.split(".")[1:]) for name in names if name.startswith(PACKAGE)]
-        starts = {folder / "__init__.py" for path in own for folder in (path, *path.parents)}
-        more = {path.with_suffix(".py") for path in own} | starts
-        files += [path for path in sorted(more) if path.is_file() and path not in files]
-    return found
+        files += [more for more in at_the_top(file)[1] if more not in files]
+    return set().union(*(at_the_top(file)[0] for file in files))
 
 
 def test_every_folder_is_a_room_and_no_arrow_leads_back():

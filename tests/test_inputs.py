@@ -229,24 +229,10 @@ def test_fields_by_their_names(name, without, beside):
     assert parse_row({"prompt": "Who?", "answers": {"text": ["Brask"]}}) == {"prompt": "Who?"}
 
 
-@pytest.mark.parametrize(("name", "label"), [("correct", False), ("quality", 0)])
-def test_a_label_without_its_answer(name, label):
-    for prompt in ("Who?", [ASKED], [SAYS, ASKED]):
-        with pytest.raises(ValueError, match=f'"{name}".*answer'):
-            parse_row({"prompt": prompt, name: label})
-    for row in ({"prompt": "Who?", "answer": ""}, {"prompt": [ASKED, SAYS]}):
-        assert parse_row(row | {name: label}) == row
-
-
-@pytest.mark.parametrize(
-    "row",
-    [5, None, [], b"Who?", object(), {}, {"prompt": None, "answer": ""}, {"question": "Who?"},
-     {"prompt": "Who?", "messages": [ASKED]}, {"messages": "Who?"}, {"messages": None}],
-)  # fmt: skip
-def test_what_is_no_row(row):
-    with pytest.raises(ValueError, match=r"prompt|messages"):
-        parse_row(row)
-    assert parse_row("Who?") == parse_row({"prompt": "Who?"}) == {"prompt": "Who?"}
+def test_what_is_used_of_a_row():
+    """`tests/test_hostile_rows.py` has what is none."""
+    empty = {"prompt": "Who?", "answer": ""}
+    assert parse_row(empty | {"correct": False, "quality": 0}) == empty
     copied = {"id": 7, "context": "x", "ID": 8, "Id": 9}
     used = {"samples": ["a"], "tools": [CALL]}
     assert parse_row({"messages": [ASKED]} | used | copied) == {"prompt": [ASKED]} | used

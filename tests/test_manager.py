@@ -53,17 +53,17 @@ def model():
     return whitebox()
 
 
-@pytest.mark.parametrize("kind", [ASMI, SemASMI, AdaptASMI])
-def test_one_answer_is_scored_as_by_a_manager_and_by_score(model, kind, monkeypatch):
+def test_one_answer_is_scored_as_by_a_manager_and_by_score(model, monkeypatch):
     settings = {"num_masks": 7, "mask_rate": 0.2, "scope": "response"}
-    estimator = kind(num_samples=4, closing_token=False, **settings)
-    run = manager(model, [estimator], save_stats=["greedy_tokens", "sample_tokens"])
+    given = settings | {"num_samples": 4, "closing_token": False}
+    estimators = [kind(**given) for kind in (ASMI, SemASMI, AdaptASMI)]
+    run = manager(model, estimators, save_stats=["greedy_tokens", "sample_tokens"])
     run()
+    assert [*map(len, run.stats["sample_tokens"])] == [4, 4]
     monkeypatch.setattr(model.generation_parameters, "max_new_tokens", 5)
-    for row, text in enumerate(TEXTS):
-        found = estimate_uncertainty(model, estimator, text)
-        samples = run.stats["sample_tokens"][row] if kind is AdaptASMI else None
-        assert samples is None or len(samples) == 4
+    for estimator, row in zip(estimators, (0, 1, 0), strict=True):
+        found = estimate_uncertainty(model, estimator, text := TEXTS[row])
+        samples = run.stats["sample_tokens"][row] if estimator.method == "adapt" else None
         answer, text_of = (run.stats[name][row] for name in ("greedy_tokens", "greedy_texts"))
         expected = score(
             model, text, answer, samples=samples, method=estimator.method, closing_token=False,
@@ -186,12 +186,17 @@ def test_settings_that_the_helper_cannot_give_all_estimators(estimators, options
         available_stat_calculators(estimators, **options)
 
 
-def test_attention_of_the_helpers_calculators():
-    for own, option in (({"attention": "eager"}, {}), ({}, {"attention": "eager"})):
-        found = available_stat_calculators([AdaptASMI(**own)], **option)
-        assert {c.name: c.cfg.attention for c in found if "attention" in c.cfg} == {
-            "MaskedHeadsCalculator": "eager", "ResponseDiversityCalculator": "eager"
-        }  # fmt: skip
-    for estimator, maps in ((RAUQ(), True), (ASMI(), False)):
-        found = {c.name: c.cfg for c in available_stat_calculators([estimator])}
-        assert found["GreedyProbsCalculator"].output_attentions == maps
+@pytest.mark.parametrize(
+    ("estimator", "options", "name", "used"),
+    [
+        *((estimator, options, calculator, {"attention": "eager"})
+          for estimator, options in ((AdaptASMI(attention="eager"), {}),
+                                     (AdaptASMI(), {"attention": "eager"}))
+          for calculator in ("MaskedHeadsCalculator", "ResponseDiversityCalculator")),
+        (RAUQ(), {}, "GreedyProbsCalculator", {"output_attentions": True}),
+        (ASMI(), {}, "GreedyProbsCalculator", {"output_attentions": False}),
+    ],
+)  # fmt: skip
+def test_attention_of_the_helpers_calculators(estimator, options, name, used):
+    (found,) = [c for c in available_stat_calculators([estimator], **options) if c.name == name]
+    assert found.cfg.items() >= used.items()

@@ -93,7 +93,9 @@ def test_a_sweep_has_a_folder_before_its_first_job(monkeypatch):
     """Hydra makes it when its own resolver knows nothing yet."""
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     for name in ("asmi_coqa", "asmi_grid", "asmi_stability"):
-        assert f"output/{name}/" in composed(name).hydra.sweep.dir
+        hydra = composed(name).hydra
+        assert f"output/{name}/" in hydra.sweep.dir
+        assert (hydra.mode is None) == (name == "asmi_coqa")  # the others sweep by themselves
 
 
 @pytest.mark.parametrize(

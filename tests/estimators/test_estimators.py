@@ -5,7 +5,6 @@ import pytest
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.estimators import adapt_asmi, asmi, sem_asmi
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 
 USED = ASMIConfig(num_masks=40, mask_rate=0.15).to_dict("masks") | {"num_heads": 32}
@@ -37,6 +36,7 @@ class Least(MaskedHeadsEstimator):
     ("estimator", "found", "expected"),
     [
         (ASMI(), stats(), [0.2, 0.1]),
+        (ASMI(**ASMIConfig().to_dict()), stats(), [0.2, 0.1]),  # as a node `asmi`
         (SemASMI(), stats(), [0.2 / 3, 0.075]),
         (AdaptASMI(), stats(), [(0.4 * (1 - ALPHA[0] / 2) + 0.2 * (1 - ALPHA[0])) / 3,
                                 0.1 * (1 - ALPHA[1] / 4)]),
@@ -68,17 +68,6 @@ def test_each_depth_reads_its_own_statistics():
     np.testing.assert_allclose(ASMI(depth=0.9)(both), 3 * ASMI(depth=0.6)(both))
     with pytest.raises(KeyError, match=r"0\.5, only 0\.6, 0\.9"):
         ASMI(depth=0.5)(both)
-
-
-@pytest.mark.parametrize(
-    ("module", "variant"), [(asmi, ASMI), (sem_asmi, SemASMI), (adapt_asmi, AdaptASMI)]
-)
-def test_estimators_of_a_config(module, variant):
-    """`tests/test_config.py` has all settings and how they read."""
-    made, plain = (module.load_estimator(of) for of in ({"depth": 0.625, "seed": 1}, {}))
-    assert (type(made), made.level) == (variant, "sequence")
-    assert str(made) == f"{plain}".replace("60%", "62.5%").replace(")", ", seed=1)")
-    assert variant(**ASMIConfig().to_dict()).config == plain.config  # as a node `asmi`
 
 
 @pytest.mark.parametrize(

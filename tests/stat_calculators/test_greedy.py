@@ -10,7 +10,7 @@ from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
 from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
-from lm_polygraph_asmi.stat_calculators.greedy import SavedAnswersCalculator, load_stat_calculator
+from lm_polygraph_asmi.stat_calculators.greedy import SavedAnswersCalculator
 from tests.rounding import allowed
 from tests.tiny_lm import UNMASKABLE, unmaskable, whitebox
 
@@ -79,15 +79,6 @@ def test_answers_of_another_model(finished, model, monkeypatch, saved, same):
     with nullcontext() if same else pytest.raises(ValueError, match=f"of {re.escape(saved)}"):
         found = SavedAnswersCalculator(folder)({}, TEXTS[:1], model)
         assert found["greedy_tokens"] == rows[0]["greedy_tokens"]
-
-
-def test_the_builder_of_either(finished, model):
-    folder, rows = finished
-    for answers in (None, str(folder)):
-        config = {"answers": answers, "output_attentions": True}
-        stats = load_stat_calculator(config, None)({}, TEXTS[:1], model, 5)
-        assert stats["greedy_tokens"] == rows[0]["greedy_tokens"]
-        assert ("attention_all" in stats) == (answers is None)
 
 
 @pytest.mark.parametrize("lacks", UNMASKABLE)

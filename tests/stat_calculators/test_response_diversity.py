@@ -28,19 +28,10 @@ def found(model, *samples, texts=TEXTS, limit=100):
     )
 
 
-def test_equals_separate_passes(model):
-    samples = [[5], [9]], [[5, 6], [7]]
-    expected = [diversity(model, *row) for row in zip(TEXTS, samples, strict=True)]
-    stats = found(model, *samples)
-    assert stats["asmi_diversity"] == pytest.approx(expected, abs=1e-5)
-    assert (min(expected) > 0.01, stats["asmi_num_responses"]) == (True, [2, 2])
-    assert found(model, [[5, 6]] * 3)["asmi_diversity"] == pytest.approx([0], abs=1e-5)
-
-
 def test_second_last_tokens_are_those_of_the_hosts_embeddings():
     model = ending_model(stop_strings=["e"])
     limit, endings = 5, set()
-    for seed, text in enumerate([PROMPT] * 6 + TEXTS[1:]):
+    for seed, text in ((0, PROMPT), (5, PROMPT), (6, TEXTS[1])):
         host = SeededSamplingCalculator(samples_n=8, seed=seed)({}, [text], model, limit)
         (samples,), (embeddings,) = host["sample_tokens"], host["sample_embeddings"]
         if len(embeddings) > len(samples):  # the host skips the tokens of an answer of none
@@ -55,16 +46,17 @@ def test_second_last_tokens_are_those_of_the_hosts_embeddings():
     assert {(True, False), (False, True), (False, False)} <= endings  # stopped, cut, ended
 
 
-def test_answers_of_a_stop_string_alone_are_alike_at_their_second_last_token():
+def test_equals_separate_passes():
+    """Answers of a stop string alone are alike at their second-last token."""
     stopping = whitebox(stop_strings=["\n"])
     stop = next(i for i in range(10, 400) if "\n" in stopping.tokenizer.decode([i]))
-    samples = [[stop], [stop], [7, stop]]
-    stats = found(stopping, samples)
-    for name, answers in (("", samples), ("_second_last", [[], [], [7]])):
-        assert stats[f"asmi_diversity{name}"][0] == pytest.approx(
-            diversity(stopping, TEXTS[0], answers), abs=1e-5
-        )
-    padded = [[*ids, 9, 9] for ids in samples]  # as LM-Polygraph leaves them in a batch
+    samples = [[stop], [stop], [7, stop]], [[5, 6], [7]]
+    expected = [diversity(stopping, *row) for row in zip(TEXTS, samples, strict=True)]
+    stats, second_last = found(stopping, *samples), diversity(stopping, TEXTS[0], [[], [], [7]])
+    assert stats["asmi_diversity"] == pytest.approx(expected, abs=1e-5)
+    assert stats["asmi_diversity_second_last"][0] == pytest.approx(second_last, abs=1e-5)
+    assert (min(expected) > 0.01, stats["asmi_num_responses"]) == (True, [3, 2])
+    padded = [[*ids, 9, 9] for ids in samples[0]]  # as LM-Polygraph leaves them in a batch
     assert found(stopping, padded, padded)["asmi_diversity"][0] == stats["asmi_diversity"][0]
 
 

@@ -16,9 +16,10 @@ from transformers import T5Config, T5ForConditionalGeneration
 from lm_polygraph_asmi.core.maths.masks import example_seed
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests.families import DECODERS, tiny_class
-from tests.tiny_lm import tokenizer, whitebox
+from tests.scoring.conftest import PROMPT, ending_model
+from tests.tiny_lm import tokenizer
 
-TEXTS = ["Who built the ferry? The answer is in the passage.", "Where do the blue kites start?"]
+TEXTS = ["Who built the ferry? The answer is in the passage."]
 STATISTICS = SamplingGenerationCalculator.meta_info()[0]
 TRIED = "llama", "gemma3-mixed", "gpt2", "gated hybrid", "indexed attention", "no cache"
 """One of each kind of positions and of caches; the last three run the prompt in the batch."""
@@ -39,7 +40,7 @@ def around(name):
     return WhiteboxModel(decoder, tok, "tiny", "CausalLM", GenerationParameters(temperature=0.5))
 
 
-def draw(model, count, tokens, texts=TEXTS[:1], **settings):
+def draw(model, count, tokens, texts=TEXTS, **settings):
     return SeededSamplingCalculator(count, **settings)({}, texts, model, tokens)
 
 
@@ -63,15 +64,26 @@ def assert_same(drawn, *questions):
                 np.testing.assert_allclose(mine, other, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [*TRIED, *REFUSED])
-def test_each_sample_is_the_one_the_host_draws_alone_from_its_seed(name):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in (*TRIED, *REFUSED)),
+        ("llama", {"temperature": 1.5, "top_k": 7, "top_p": 0.6}),
+        ("llama", {"allow_newlines": False}),
+        ("llama", {"repetition_penalty": 1.5, "do_sample": True, "top_k": 0}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_each_sample_is_the_one_the_host_draws_alone_from_its_seed(name, settings):
     """Of each question; other methods draw what they would have without it."""
-    model, state = around(name), torch.get_rng_state()
-    ours = draw(model, 2, 5, TEXTS, seed=3)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert_same(ours, *(host_draws(model, 2, 5, seed=3, text=text) for text in TEXTS))
+    model, texts, state = around(name), ["", TEXTS[0]], torch.get_rng_state()
     assert len(prompt_of(model, "")) == 1  # no token but the first one's is kept
-    assert_same(draw(model, 2, 2, [""]), host_draws(model, 2, 2, text=""))
+    usual = draw(model, 2, 3, texts, seed=3) if settings.keys() - {"allow_newlines"} else None
+    vars(model.generation_parameters).update(settings)
+    ours = draw(model, 2, 3, texts, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert_same(ours, *(host_draws(model, 2, 3, seed=3, text=text) for text in texts))
+    assert usual is None or ours["sample_tokens"] != usual["sample_tokens"]
 
 
 def test_an_encoder_decoder_draws_from_one_stream_of_the_prompt():
@@ -81,48 +93,30 @@ def test_an_encoder_decoder_draws_from_one_stream_of_the_prompt():
     host = WhiteboxModel(model.eval(), tok, "tiny", "Seq2SeqLM", GenerationParameters())
     ours = draw(host, 3, 5)
     torch.manual_seed(example_seed(0, [*prompt_of(host, TEXTS[0]), 0]))
-    expected = SamplingGenerationCalculator(3)({}, TEXTS[:1], host, 5)
+    expected = SamplingGenerationCalculator(3)({}, TEXTS, host, 5)
     assert_same(ours, {name: rows[0] for name, rows in expected.items()})
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": 1.5, "top_k": 7, "top_p": 0.6}, {"allow_newlines": False},
-        {"repetition_penalty": 1.5, "do_sample": True, "top_k": 0},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_settings_of_the_run_act_as_in_the_host(settings):
-    model = whitebox()
-    vars(model.generation_parameters).update(settings)
-    ours = draw(model, 5, 6)
-    assert_same(ours, host_draws(model, 5, 6))
-    if settings != {"allow_newlines": False}:
-        assert ours["sample_tokens"] != draw(whitebox(), 5, 6)["sample_tokens"]
-
-
-def test_samples_end_at_their_own_end(model, monkeypatch):
+def test_samples_end_at_their_own_end():
     """At end tokens, of which the host drops one, at stop strings, after one token, or not."""
-    monkeypatch.setattr(model.generation_parameters, "temperature", 1.0)
-    free = draw(model, 12, 8)["sample_tokens"][0]
-    stop = next(t for ids in free if "\ufffd" not in (t := model.tokenizer.decode(ids[:1])))
-    monkeypatch.setattr(model.generation_parameters, "stop_strings", [stop])
-    second = next(ids[4] for ids in draw(model, 12, 8)["sample_tokens"][0] if len(ids) == 8)
-    monkeypatch.setattr(model.model.generation_config, "eos_token_id", [2, second])
-    ours = draw(model, 12, 8)
-    assert_same(ours, host_draws(model, 12, 8))
+    model = ending_model(stop_strings=["e"])
+    model.model.generation_config.eos_token_id = [2, *range(3, 400, 20)]
+    ours = draw(model, 8, 5, [PROMPT], seed=3)
+    assert_same(ours, host_draws(model, 8, 5, seed=3, text=PROMPT))
     (samples,) = ours["sample_tokens"]
-    assert {1, 8} < {len(tokens) for tokens in samples}
-    assert any(tokens[-1] == second for tokens in samples)
+    assert {*map(len, samples)} == {1, 2, 3, 4, 5}
+    stops = ["e" in model.tokenizer.decode(ids) for ids in samples]
+    others = [ids for ids, stop in zip(samples, stops, strict=True) if not stop]
+    kinds = {(len(ids) == 5, ids[-1] % 20 == 3) for ids in others}
+    assert (any(stops), kinds >= {(True, False), (False, True), (False, False)}) == (True, True)
 
 
 @pytest.mark.parametrize("name", ["llama", "gated hybrid"])
 def test_batch_size_and_number_change_no_sample(name, monkeypatch):
-    """In 32 bits a draw within rounding of a tie may differ: none of 24 tokens does."""
+    """In 32 bits a draw within rounding of a tie may differ: none of 16 tokens does."""
     model = around(name)
-    whole = {name: rows[0] for name, rows in draw(model, 8, 3).items()}
-    assert_same(draw(model, 3, 3), {name: whole[name][:3] for name in STATISTICS})
+    whole = {name: rows[0] for name, rows in draw(model, 8, 2).items()}
+    assert_same(draw(model, 3, 2), {name: whole[name][:3] for name in STATISTICS})
     sizes, generate = [], model.generate
 
     def generate_some(**arguments):
@@ -132,18 +126,13 @@ def test_batch_size_and_number_change_no_sample(name, monkeypatch):
         return generate(**arguments)
 
     monkeypatch.setattr(model, "generate", generate_some)
-    for most, asked in (
-        (8, [8]),
-        (7, [8, 4, 4]),
-        (2, [8, 4, 2, 2, 2, 2]),
-        (1, [8, 4, 2] + 8 * [1]),
-    ):
+    for most, asked in ((7, [8, 4, 4]), (2, [8, 4, 2, 2, 2, 2]), (1, [8, 4, 2] + 8 * [1])):
         sizes.clear()
-        assert_same(draw(model, 8, 3), whole)
+        assert_same(draw(model, 8, 2), whole)
         assert sizes == asked, most
     most = 0
     with pytest.raises(torch.OutOfMemoryError):
-        draw(model, 3, 3)
+        draw(model, 3, 2)
 
 
 def test_answers_come_from_the_cache(model, tmp_path, monkeypatch):

@@ -305,11 +305,12 @@ def test_calls_of_other_threads_are_right_at_every_moment(monkeypatch, tokenizer
 
 @pytest.mark.parametrize("token", [None, "[PAD]"])
 def test_a_padding_token_that_is_none_of_the_model(ending, tokenizer, token):
-    """Or one of a tokenizer that got it, while the model was not resized."""
+    """Or one of a tokenizer that got it, while the model was not resized. Samples end apart."""
     other = deepcopy(tokenizer)
+    other.add_special_tokens({"pad_token": token} if token else {})
     other.pad_token = token
-    assert other.pad_token_id in (None, ending.model.config.vocab_size)
-    settings = {"method": "adapt", "num_samples": 3, "num_masks": 2, "max_new_tokens": 5}
+    assert other.pad_token_id == (token and ending.model.config.vocab_size)
+    settings = {"method": "adapt", "num_samples": 3, "num_masks": 2, "max_new_tokens": 20}
     found, expected = (
         score(ending.model, PROMPT, tokenizer=each, **settings) for each in (other, tokenizer)
     )

@@ -125,13 +125,13 @@ CALLS = (  # a request, and the choices of its response; None: an error
         lambda request, response: {"request": request, "response": response},
         lambda request, response: {**request, "response": json.dumps(response)},
         lambda request, response: {"request": {"body": request}, "response": {"body": response}},
+        lambda request, response: {"input": request, "output": response},
         lambda request, response: {
-            "input": request,
-            "output": response if response["choices"] else {"error": {"message": "busy"}},
+            **request, "input": request["messages"], "output": [response],
         },
         lambda request, response: {
-            **request, "input": request["messages"],
-            "output": [response if response["choices"] else {"object": "error"}],
+            "messages": request.pop("messages"), "model_parameters": request, "response": response,
+            "error_information": {"error_code": ""},
         },
         lambda request, response: {
             "request": request,
@@ -148,7 +148,12 @@ CALLS = (  # a request, and the choices of its response; None: an error
 def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     """Its rows are taken as they stand; what is no whole answer is left out and counted."""
     lines = [
-        json.dumps(wrapped({"messages": TALK} | request, {"id": f"red{n % 7}", "choices": choices}))
+        json.dumps(
+            wrapped(
+                {"messages": TALK} | request,
+                {"id": f"red{n % 7}"} | ({"choices": choices} if choices else {"error": "busy"}),
+            )
+        )
         for n, (request, choices) in enumerate((*CALLS, CALLS[0]))
     ]
     log, out = tmp_path / "log.jsonl", tmp_path / "rows.jsonl"
@@ -157,8 +162,8 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     told = re.findall(r"left out, ([\w ]+).*: (\d) \(line (.+)\)", capsys.readouterr().out)
     assert told == [
         ("cut off by max_tokens", "1", "2"), ("a tool call", "1", "3"), ("no text", "1", "4"),
-        ("logged or asked before", "2", "5, 8"), ("not understood", "2", "6, 9"),
-        ("several answers", "1", "7"),
+        ("logged or asked before", "2", "5, 8"), ("an error", "1", "6"),
+        ("several answers", "1", "7"), ("not understood", "1", "9"),
     ]  # fmt: skip
     (row,) = map(json.loads, out.read_text().splitlines())
     assert row == {"id": "red0", "messages": TALK, "tools": TOOLS, "answer": "Red."}

@@ -15,6 +15,7 @@ import click
 REQUEST, RESPONSE = ("messages", "input"), ("choices",)
 """EDIT HERE, if need be: names of the field with a request's messages, or a response's choices."""
 
+OPTIONS = ("tools", "documents", "chat_template_kwargs")  # what the chat template gets besides
 SYSTEM = ("system", "developer")
 
 
@@ -34,7 +35,7 @@ def parts(of: Any) -> Iterator[dict[str, Any]]:
     inner = read(of)
     if isinstance(inner, dict):
         yield inner
-        named = (*REQUEST, *RESPONSE)
+        named = (*REQUEST, *RESPONSE, *OPTIONS)
         inner = [v for k, v in inner.items() if not (k in named and isinstance(v, list))]
     for each in inner if isinstance(inner, list) else []:
         yield from parts(each)
@@ -44,8 +45,17 @@ def found(line: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
     """The objects in a line that have the content of a request or response; copies count once."""
     having = [part for part in parts(line) if any(isinstance(part.get(n), list) for n in names)]
     if not having:
-        raise ValueError(f"no `{names[0]}`, as in an error")
+        raise ValueError(f"no `{names[0]}`")
     return [part for n, part in enumerate(having) if part not in having[:n]]
+
+
+def options_of(line: dict[str, Any]) -> dict[str, Any]:
+    """The options of the chat template, wherever they stand in a line."""
+    given = [(name, part[name]) for part in parts(line) for name in OPTIONS if part.get(name)]
+    options = dict(given)
+    if any(options[name] != value for name, value in given):
+        raise ValueError("several requests")
+    return options
 
 
 def text_of(content: Any) -> str:
@@ -97,13 +107,15 @@ def main(log: str, out: str, model: str | None) -> None:
             if len(requests) > 1:
                 raise ValueError("several requests")
             messages = next(m for n in REQUEST if isinstance(m := requests[0].get(n), list))
-            request = requests[0] | {"messages": messages}
+            options = options_of(entry)
             answer, reason = answer_of(chunks)
             name, question = str(chunks[0].get("id") or f"line {number}"), asked(messages)
-            answered_by = str(chunks[0].get("model") or request.get("model"))
+            answered_by = str(chunks[0].get("model") or requests[0].get("model"))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            left[f"not understood, {error}"].append(number)
-            strange = strange or f"Line {number} is not understood: {line[:300]} ...\n"
+            told = any(v for part in parts(line) for n, v in part.items() if "error" in n.lower())
+            failed = told and str(error) == f"no `{RESPONSE[0]}`"
+            left["an error" if failed else f"not understood, {error}"].append(number)
+            strange = strange or f"Line {number} is no call: {line[:300]} ...\n" * (not failed)
             continue
         if not reason and model not in (None, answered_by):
             reason = f"of the model {answered_by}"
@@ -114,19 +126,18 @@ def main(log: str, out: str, model: str | None) -> None:
             continue
         seen |= {name, question}
         models[answered_by] += 1
-        given = ("messages", "tools", "documents", "chat_template_kwargs")
-        rows += [{"id": name, "answer": answer} | {n: request[n] for n in given if n in request}]
+        rows += [{"id": name, "answer": answer, "messages": messages} | options]
     for reason, numbers in left.items():
         shown = [*map(str, numbers[:5]), *["..."][: len(numbers) > 5]]
         print(f"left out, {reason}: {len(numbers)} (line {', '.join(shown)})")
     if strange:
-        print(f"{strange}If it is a call, and its fields have other names, edit {__file__}")
+        print(f"{strange}If it is one, and its fields have other names, edit {__file__}")
     if len(models) > 1:
         known = ", ".join(f"{name} ({count})" for name, count in models.items())
         raise SystemExit(f"{log}: no row is written, since several models answered: {known}. "
                          "A threshold is of one: name it with --model")  # fmt: skip
     if not rows:
-        raise SystemExit(f"{log}: no row was made.")
+        raise SystemExit(f"{log}: no row was made. If fields have other names, edit {__file__}")
     if Path(out).exists() and Path(out).samefile(log):
         raise SystemExit(f"{out} is the log: name another file")
     Path(out).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

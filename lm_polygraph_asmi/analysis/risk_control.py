@@ -75,11 +75,10 @@ class RiskThreshold:
     @property
     def promise(self) -> str:
         """The guarantee in words. The confidence is over samples of labelled answers."""
-        most = f", if no cluster has more than {self.largest} answers"
-        clusters = most if self.largest > 1 else ""
+        most = f"no cluster has more than {self.largest} answers"
         return (
             f"with {100 * self.confidence:g}% confidence, at most {100 * self.risk:g}% of accepted "
-            f"answers are wrong{clusters}"
+            f"answers are wrong, if {'no two share a passage' if self.largest == 1 else most}"
         )
 
     @property

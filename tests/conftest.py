@@ -61,7 +61,7 @@ EVERY_PASS = [
 ]
 """Modules that make functions for every pass, which takes longer where their types are checked.
 
-Only --slow checks them: all they compute is compared with full passes.
+Only --slow and --as-users-have-it check them: all they compute is compared with full passes.
 """
 
 

@@ -208,6 +208,27 @@ def test_baselines_alone_run_on_a_model_without_heads(start, tmp_path):
     assert np.isfinite(load_run(run).scores.to_numpy()).sum(0).tolist() == [2] * 5
 
 
+@pytest.mark.slow
+def test_stability_of_seeds_on_fixed_answers(answers, start, tmp_path):
+    other_seeds = tmp_path / "other_seeds"
+    start(
+        "asmi_stability", *TRIVIA, f"answers={answers}", "data.first=3", "max_new_tokens=4",
+        "asmi.top_k=8", f"hydra.sweep.dir={other_seeds}", "run_seed=0,1", ROUGE,
+    )  # fmt: skip
+    given, first, second = map(load_run, (answers, other_seeds / "0", other_seeds / "1"))
+    for run in (first, second):  # which would generate longer answers
+        assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"]
+    # Seed 0 has the masks of the given run; seed 1 has other masks and samples.
+    name = "ASMI (60%, K=8)"
+    np.testing.assert_array_equal(first.scores[name], given.scores[name])
+    of_first, of_second = (
+        run.scores.filter(regex=r"^(ASMI|Adapt-ASMI|MonteCarloSequenceEntropy)")
+        for run in (first, second)
+    )
+    assert (of_first.shape[1], np.isclose(of_first, of_second).all(0).any()) == (3, False)
+    assert first.stats["sample_texts"] != second.stats["sample_texts"]
+
+
 def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, start, tmp_path):
     start(
         "asmi_heads", *TRIVIA, f"asmi.answers={answers}", "data.first=2", "max_new_tokens=4",

@@ -113,7 +113,7 @@ CALLS = (  # a request, and the choices of its response; None: an error
         [{"message": {"content": None, "tool_calls": [CALLED]}, "finish_reason": "tool_calls"}],
     ),
     ({}, [{"message": {"content": None, "refusal": "No."}, "finish_reason": "stop"}]),
-    ({"stream": True}, [{"delta": {"content": "Red."}, "finish_reason": "stop"}]),
+    ({"stream": True, "tools": TOOLS}, [{"delta": {"content": "Red."}, "finish_reason": "stop"}]),
     ({}, None),
     ({"n": 2}, [{"index": n, "message": {"content": "Red."}} for n in (0, 1)]),
 )
@@ -141,7 +141,7 @@ CALLS = (  # a request, and the choices of its response; None: an error
         lambda request, response: {
             "note": "[INFO] a call",
             "httpRequest": {"headers": None, "body": json.dumps(request)},
-            "httpResponse": {"status": 200, "body": json.dumps(response), "parsed": response},
+            "httpResponse": {"status": 200, "body": json.dumps(response)},
         },
     ],
 )  # fmt: skip
@@ -162,8 +162,8 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     told = re.findall(r"left out, ([\w ]+).*: (\d) \(line (.+)\)", capsys.readouterr().out)
     assert told == [
         ("cut off by max_tokens", "1", "2"), ("a tool call", "1", "3"), ("no text", "1", "4"),
-        ("logged or asked before", "2", "5, 8"), ("an error", "1", "6"),
-        ("several answers", "1", "7"), ("not understood", "1", "9"),
+        ("logged or asked before", "2", "5, 8"), ("not understood", "2", "6, 9"),
+        ("several answers", "1", "7"),
     ]  # fmt: skip
     (row,) = map(json.loads, out.read_text().splitlines())
     assert row == {"id": "red0", "messages": TALK, "tools": TOOLS, "answer": "Red."}
@@ -192,25 +192,76 @@ def test_the_converter_keeps_the_answers_of_one_model(tmp_path):
     assert row["messages"][0]["content"] == "Which mill, b?"
 
 
-def test_the_converter_keeps_a_question_about_another_document(tmp_path, capsys):
-    """Of two requests, or two whole responses, in one line, it does not choose."""
-    _, choices = CALLS[0]
-    contracts = ("Contract of 1 May, about a mill.", "Contract of 2 May, about a mill.", "A lease.")
-    question = {"role": "user", "content": "Until when?"}
-    requests = [
-        {"messages": [{"role": "system", "content": contract}, question]} for contract in contracts
+ASKED = {"messages": [{"role": "user", "content": "What colour?"}]}
+
+
+def whole(text, **fields):
+    return {"choices": [{"message": {"content": text} | fields, "finish_reason": "stop"}]}
+
+
+def stream(*tokens, id="s"):
+    ends = [*[None] * (len(tokens) - 1), "stop"]
+    return [
+        {"id": id, "choices": [{"delta": {"content": token}, "finish_reason": end}]}
+        for token, end in zip(tokens, ends, strict=True)
     ]
-    lines = [request | {"choices": choices} for request in requests]
-    lines += [{"sent": requests[0], **lines[2]}, {"tries": [lines[2], {"choices": 2 * choices}]}]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [  # the answer and options, or the reason
+        ((ASKED, stream("a", " the", " b", " the", "")), ("a the b the", {})),
+        ((ASKED, [*stream("Re", "d", id="cut")[:1], *stream("Red.")]), "several answers"),
+        ((ASKED, [*stream("Red", "."), whole("Red.")]), ("Red.", {})),
+        ((ASKED, [*stream("Red", "."), whole("Blue.")]), "several answers"),
+        ((ASKED, [whole("Red."), whole("Red.") | {"usage": {"total_tokens": 9}}]), ("Red.", {})),
+        (
+            (ASKED, [{"choices": [{"message": {"content": "Re"}}]}, whole("Red.")]),
+            "several answers",
+        ),
+        ((ASKED, {"choices": [{"message": {"content": "a"}}, *whole("b")["choices"]]}), "several"),
+        ((ASKED, whole([{"type": "thinking"}, {"type": "text", "text": "Red."}])), "not only text"),
+        ((ASKED, whole("Red.", thinking="Hm.")), "reasoning apart"),
+        ((ASKED | {"reasoning_effort": "low"}, whole("Red.")), "not taken"),
+        ((ASKED | {"extra_body": {"documents": [{}]}}, whole("R")), ("R", {"documents": [{}]})),
+        (([ASKED, {"retrieval": {"documents": [{}]}}], whole("R")), ("R", {})),
+        (([ASKED, {"kept": {"tools": TOOLS}}], whole("R")), ("R", {"tools": TOOLS})),
+        (([ASKED, {"tools": ["find"], "properties": {"tools": {}}}], whole("R")), ("R", {})),
+        (([ASKED | {"tools": TOOLS}, {"tools": [{"function": {}}]}], whole("R")), "not taken"),
+        (([ASKED, ASKED | {"seed": 1}, {"input": ["text"]}], whole("R")), ("R", {})),
+        (([ASKED, {"messages": TALK}], whole("R")), "several requests"),
+        (({"messages": json.dumps(ASKED["messages"])}, whole("R")), ("R", {})),
+    ],
+)
+def test_the_converter_reads_a_line_or_leaves_it_out(line, expected, tmp_path, capsys):
     log, out = tmp_path / "log.jsonl", tmp_path / "rows.jsonl"
-    log.write_text("\n".join(map(json.dumps, lines)))
+    log.write_text(json.dumps({"sent": line[0], "got": line[1]}), encoding="utf-8-sig")
+    convert = loaded("docs/tutorials/log_to_rows.py").main.callback
+    if isinstance(expected, str):
+        with pytest.raises(SystemExit, match="no row"):
+            convert(log, out, None)
+        assert expected in capsys.readouterr().out
+    else:
+        convert(log, out, None)
+        row = json.loads(out.read_text())
+        assert (row.pop("answer"), row) == (expected[0], row | ASKED | expected[1])
+        assert set(row) == {"id", "messages", *expected[1]}
+
+
+def test_the_converter_keeps_a_question_about_another_document(tmp_path, capsys):
+    question = {"role": "user", "content": "Until when?"}
+    orders = (
+        "Monday, 30 November 2026: Order 17.",
+        "Tuesday, 1 December 2026: Order 17.",
+        "Order 18.",
+    )
+    requests = [{"messages": [{"role": "system", "content": text}, question]} for text in orders]
+    log, out = tmp_path / "log.jsonl", tmp_path / "rows.jsonl"
+    log.write_text("\n".join(json.dumps(request | whole("Red.")) for request in requests))
     loaded("docs/tutorials/log_to_rows.py").main.callback(log, out, None)
-    told = re.findall(r"left out, ([\w ]+).*: \d \(line (.+)\)", capsys.readouterr().out)
-    assert told == [
-        ("logged or asked before", "2"), ("not understood", "4"), ("several answers", "5"),
-    ]  # fmt: skip
+    assert "asked before: 1 (line 2)" in capsys.readouterr().out
     rows = map(json.loads, out.read_text().splitlines())
-    assert [row["messages"][0]["content"] for row in rows] == [contracts[0], contracts[2]]
+    assert [row["messages"][0]["content"] for row in rows] == [orders[0], orders[2]]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC
 from lm_polygraph_asmi.analysis.prr import Rejection
 from lm_polygraph_asmi.core.maths.information import mask_weights
 from lm_polygraph_asmi.core.model import Subnetworks, rounding
+from lm_polygraph_asmi.core.model.unmasked import running
 from lm_polygraph_asmi.core.scores import discount
 from lm_polygraph_asmi.scoring.generation import Generation
 from tests.conftest import EVERY_PASS
@@ -49,3 +50,9 @@ def test_every_module_with_shapes_is_checked(pytestconfig):
     modules = [".".join((*file.relative_to(ROOT).with_suffix("").parts, "")) for file in files]
     unchecked = {of for of in modules if not of.startswith(tuple(f"{name}." for name in checked))}
     assert unchecked == {f"{name}." for name in EVERY_PASS}
+
+
+@pytest.mark.slow
+def test_what_is_made_for_every_pass_is_checked_too():
+    with pytest.raises(TypeCheckError):
+        running(None, MATRIX.long())

@@ -12,11 +12,20 @@ from typing import Any
 
 import click
 
-REQUEST, RESPONSE = ("messages", "input"), ("choices",)
-"""EDIT HERE, if need be: names of the field with a request's messages, or a response's choices."""
+# EDIT HERE if your log has other names.
+REQUEST, RESPONSE = ("messages", "input"), "choices"  # what has the messages, and the answer
+BESIDE = ("extra_body", "model_parameters", "optional_params")  # where options of a request are
 
-OPTIONS = ("tools", "documents", "chat_template_kwargs")  # what the chat template gets besides
-SYSTEM = ("system", "developer")
+OPTIONS = ("tools", "documents", "chat_template_kwargs")  # what the chat template gets
+UNKNOWN = ("chat_template", "functions", "reasoning_effort", "continue_final_message")  # changes it
+REASONING = (
+    "reasoning_content", "reasoning", "reasoning_details", "thinking", "thinking_blocks",
+)  # fmt: skip
+DATE = (
+    r"\d{4}-\d\d-\d\d\S*|\d+:\d\d\S*|(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|\d+\w*,?|\s)*"
+    r"(?:January|February|March|April|May|June|July|August|September|October|November|December)"
+    r"[\s\d,]*|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+)
 
 
 def read(part: Any) -> Any:
@@ -31,31 +40,46 @@ def read(part: Any) -> Any:
 
 
 def parts(of: Any) -> Iterator[dict[str, Any]]:
-    """All objects in a line, but for those in the content of a request or response."""
+    """All objects in a line, but for those in what was asked and answered."""
     inner = read(of)
     if isinstance(inner, dict):
         yield inner
-        named = (*REQUEST, *RESPONSE, *OPTIONS)
-        inner = [v for k, v in inner.items() if not (k in named and isinstance(v, list))]
+        content = (*REQUEST, RESPONSE, *OPTIONS)
+        inner = [v for k, v in inner.items() if not (k in content and isinstance(read(v), list))]
     for each in inner if isinstance(inner, list) else []:
         yield from parts(each)
 
 
-def found(line: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The objects in a line that have the content of a request or response; copies count once."""
-    having = [part for part in parts(line) if any(isinstance(part.get(n), list) for n in names)]
-    if not having:
-        raise ValueError(f"no `{names[0]}`")
-    return [part for n, part in enumerate(having) if part not in having[:n]]
+def objects(value: Any, *names: str) -> list[dict[str, Any]]:
+    """A list of objects with one of these fields each; empty if it is anything else."""
+    each = read(value)
+    sound = isinstance(each, list) and all(
+        isinstance(one, dict) and any(name in one for name in names) for one in each
+    )
+    return each if sound else []
 
 
-def options_of(line: dict[str, Any]) -> dict[str, Any]:
-    """The options of the chat template, wherever they stand in a line."""
-    given = [(name, part[name]) for part in parts(line) for name in OPTIONS if part.get(name)]
-    options = dict(given)
-    if any(options[name] != value for name, value in given):
+def request_of(line: dict[str, Any]) -> dict[str, Any]:
+    """The messages of a line's only request, and what else the chat template gets."""
+    known = [(part, objects(part.get(n), "role")) for part in parts(line) for n in REQUEST]
+    asked = [(part, messages) for part, messages in known if messages]
+    if not asked:
+        raise ValueError(f"no `{REQUEST[0]}`")
+    if any(messages != asked[0][1] for _, messages in asked):
         raise ValueError("several requests")
-    return options
+    places = [p for part, _ in asked for p in (part, *(read(part.get(name)) for name in BESIDE))]
+    given = [
+        (name, read(place[name]))
+        for place in places if isinstance(place, dict)
+        for name in (*OPTIONS, *UNKNOWN) if place.get(name)
+    ]  # fmt: skip
+    # Tools anywhere else may have been part of the prompt.
+    given += [("tools", objects(part.get("tools"), "function")) for part in parts(line)]
+    options = {name: value for name, value in given[::-1] if value}
+    for name, value in given:
+        if name in UNKNOWN or (value and value != options[name]):
+            raise ValueError(f"`{name}` of a kind that is not taken")
+    return {"messages": asked[0][1], **options}
 
 
 def text_of(content: Any) -> str:
@@ -64,30 +88,54 @@ def text_of(content: Any) -> str:
     return "".join(part.get("text") or "" for part in parts)
 
 
-def answer_of(chunks: list[dict[str, Any]]) -> tuple[str, str]:
-    """The answer in a response, or in the chunks of a stream; and why it is left out, or ""."""
-    choices = [choice for chunk in chunks for choice in chunk[RESPONSE[0]]]
+def response_of(line: dict[str, Any]) -> list[dict[str, Any]]:
+    """The response of a line, or all chunks of a stream. Copies of a whole response count once."""
+    answers = [part for part in parts(line) if isinstance(part.get(RESPONSE), list)]
+    if not answers:
+        raise ValueError(f"no `{RESPONSE}`, as in an error")
+    whole = [part for part in answers if objects(part[RESPONSE], "message")]
+    chunks = [part for part in answers if objects(part[RESPONSE], "delta")]
+    told = [[choice["message"].get("content") for choice in part[RESPONSE]] for part in whole]
+    streamed = "".join(
+        text_of(choice["delta"].get("content")) for c in chunks for choice in c[RESPONSE]
+    )
+    if any(each != told[0] for each in told) or (whole and chunks and told[0] != [streamed]):
+        raise ValueError("several answers")
+    if len({chunk.get("id") for chunk in chunks}) > 1:
+        raise ValueError("several answers")
+    return whole[:1] or chunks or answers[:1]
+
+
+def answer_of(response: list[dict[str, Any]]) -> tuple[str, str]:
+    """The answer, and why it is left out, or ""."""
+    choices = [choice for part in response for choice in part[RESPONSE]]
     messages = [choice.get("message") or choice.get("delta") or {} for choice in choices]
     ends = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
-    answer = "".join(text_of(message.get("content")) for message in messages)
+    contents = [message.get("content") for message in messages]
+    kinds = {part.get("type") for each in contents if isinstance(each, list) for part in each}
+    answer = "".join(map(text_of, contents))
+    several = len(response) == 1 and len(choices) > 1
     reasons = {
         "no answer": not choices,
-        "several answers": len(ends) > 1 or any(choice.get("index") for choice in choices),
+        "several answers": several or len(ends) > 1 or any(c.get("index") for c in choices),
         "cut off by max_tokens, or unfinished": not ends or ends[-1] == "length",
-        "a tool call": any(message.get("tool_calls") for message in messages),
-        "reasoning apart": any(
-            message.get("reasoning_content") or message.get("reasoning") for message in messages
-        ),
+        "a tool call": any(m.get("tool_calls") or m.get("function_call") for m in messages),
+        "reasoning apart": any(message.get(name) for message in messages for name in REASONING),
+        "not only text": not kinds <= {"text"},
         "no text": not answer.strip(),
         f"finish_reason {ends[-1:]}": ends[-1:] not in (["stop"], ["eos_token"]),
     }
     return answer, next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def asked(messages: list[dict[str, Any]]) -> str:
-    """What is equal if a question is asked again, perhaps on another day."""
-    system = [re.sub(r"\d", "", text_of(m["content"])) for m in messages if m["role"] in SYSTEM]
-    return json.dumps([system, [m for m in messages if m["role"] not in SYSTEM]])
+def question_of(request: dict[str, Any]) -> str:
+    """What is equal if a question is asked again, even if the system message has another date."""
+    talk = [
+        message | {"content": re.sub(DATE, "", text_of(message["content"]))}
+        if message["role"] in ("system", "developer") else message
+        for message in request["messages"]
+    ]  # fmt: skip
+    return json.dumps(request | {"messages": talk})
 
 
 @click.command()
@@ -96,26 +144,22 @@ def asked(messages: list[dict[str, Any]]) -> str:
 @click.option("--model", help="Keep answers of this model, if the log has several.")
 def main(log: str, out: str, model: str | None) -> None:
     """Write to OUT a row for each whole answer to a new question in LOG; print what is left out."""
-    left, seen, strange = defaultdict[str, list[int]](list), set[str](), ""
+    left, seen, strange = defaultdict[str, list[int]](list), set[str](), list[str]()
     rows, models = list[dict[str, Any]](), Counter[str]()
-    with open(log, encoding="utf-8") as file:
-        lines = list(file)
+    lines = Path(log).read_text(encoding="utf-8-sig").split("\n")
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             entry = json.loads(line)
-            chunks, requests = found(entry, RESPONSE), found(entry, REQUEST)
-            if len(requests) > 1:
-                raise ValueError("several requests")
-            messages = next(m for n in REQUEST if isinstance(m := requests[0].get(n), list))
-            options = options_of(entry)
-            answer, reason = answer_of(chunks)
-            name, question = str(chunks[0].get("id") or f"line {number}"), asked(messages)
-            answered_by = str(chunks[0].get("model") or requests[0].get("model"))
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            told = any(v for part in parts(line) for n, v in part.items() if "error" in n.lower())
-            failed = told and str(error) == f"no `{RESPONSE[0]}`"
-            left["an error" if failed else f"not understood, {error}"].append(number)
-            strange = strange or f"Line {number} is no call: {line[:300]} ...\n" * (not failed)
+            request, response = request_of(entry), response_of(entry)
+            answer, reason = answer_of(response)
+            name, question = str(response[0].get("id") or f"line {number}"), question_of(request)
+            named = [part.get("model") for part in (response[0], *parts(entry))]
+            answered_by = str(next(filter(None, named), None))
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            left[f"not understood, {error}"].append(number)
+            strange.append(line)
             continue
         if not reason and model not in (None, answered_by):
             reason = f"of the model {answered_by}"
@@ -126,18 +170,18 @@ def main(log: str, out: str, model: str | None) -> None:
             continue
         seen |= {name, question}
         models[answered_by] += 1
-        rows += [{"id": name, "answer": answer, "messages": messages} | options]
+        rows.append({"id": name, "answer": answer, **request})
     for reason, numbers in left.items():
         shown = [*map(str, numbers[:5]), *["..."][: len(numbers) > 5]]
         print(f"left out, {reason}: {len(numbers)} (line {', '.join(shown)})")
-    if strange:
-        print(f"{strange}If it is one, and its fields have other names, edit {__file__}")
+    if len(strange) > len(rows):
+        print(f"If fields have other names, edit the first lines of {__file__}: {strange[0]:.300}")
     if len(models) > 1:
         known = ", ".join(f"{name} ({count})" for name, count in models.items())
         raise SystemExit(f"{log}: no row is written, since several models answered: {known}. "
                          "A threshold is of one: name it with --model")  # fmt: skip
     if not rows:
-        raise SystemExit(f"{log}: no row was made. If fields have other names, edit {__file__}")
+        raise SystemExit(f"{log}: no row was made.")
     if Path(out).exists() and Path(out).samefile(log):
         raise SystemExit(f"{out} is the log: name another file")
     Path(out).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

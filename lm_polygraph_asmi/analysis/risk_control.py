@@ -78,7 +78,7 @@ class RiskThreshold:
         most = f"no cluster has more than {self.largest} answers"
         return (
             f"with {100 * self.confidence:g}% confidence, at most {100 * self.risk:g}% of accepted "
-            f"answers are wrong, if {'no two share a passage' if self.largest == 1 else most}"
+            f"answers are wrong, if {'no two share a cluster' if self.largest == 1 else most}"
         )
 
     @property

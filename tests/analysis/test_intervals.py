@@ -222,3 +222,9 @@ def test_a_filter_reports_all_its_errors():
         error = WRONG[msp <= np.median(msp)].mean()
         expected = confident / 90, round(confident / 2) / 90, error, by_fragility, by_other
         assert dataclasses.astuple(found)[:5] == pytest.approx(expected)
+
+
+def test_a_selector_reports_both_errors():
+    found = selective.global_selector(CONTROLS, FRAGILITY, ANSWERS)
+    assert list(found) == [0.7, 0.8, 0.9]
+    assert found[0.7][:2] == pytest.approx((selected(ALL, False), selected(ALL, True)))

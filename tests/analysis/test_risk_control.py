@@ -1,7 +1,8 @@
-"""Thresholds with a risk guarantee: against plain loops, MAPIE, and simulations."""
+"""Thresholds with a risk guarantee: against enumeration, plain loops, MAPIE, and simulations."""
 
 import math
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -154,6 +155,36 @@ def test_labels_in_order_are_those_of_plain_loops(n, digits):
         assert rule.error_rate == (np.mean(seen) if seen else None)
         cut += len(rows) > 0 < accepted
     assert cut
+
+
+@pytest.mark.parametrize("gone", [(), (2,), (0, 5)])
+def test_the_probability_of_a_violation_in_order_by_enumeration(gone):
+    """7 answers by rank, some skipped: a look after every label, stopped when it suits.
+
+    The risk up to each rank is .3 to the fifth, and above it from the sixth on: who accepts more
+    than five at any look has broken the guarantee."""
+    n, risk, level = 7, 0.3, 0.4
+    chances = np.array([0.3] * 5 + [0.31] * 2)
+    total = violated = given = 0.0
+    for labels in product((0, 1), repeat=n):
+        chance = float(np.prod(np.where(labels, chances, 1 - chances)))
+        looks = [
+            tuple(None if i in gone or i >= upto else labels[i] for i in range(n))
+            for upto in range(n + 1)
+        ]
+        accepted = [in_order(look, risk, level) for look in looks]
+        assert accepted == sorted(accepted)  # a later look never takes back
+        total, given = total + chance, given + chance * (accepted[-1] > 0)
+        violated += chance * (max(accepted) > 5)
+    assert total == pytest.approx(1)
+    assert violated <= level
+    assert given > violated > 0 or gone
+
+
+@cache
+def in_order(labels, risk, level):
+    rule, *_ = ordered_threshold(range(len(labels)), labels, risk, 1 - level)
+    return round(rule.coverage * len(labels))
 
 
 @pytest.mark.parametrize("largest", [None, 5])

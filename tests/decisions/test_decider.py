@@ -124,6 +124,8 @@ def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
     assert [(one.index, one.id, one.error is None) for one in found] == [
         (0, "a", True), (1, "b", True), (2, "c", False)
     ]  # fmt: skip
+    with pytest.raises(ValueError, match="expected a text"):
+        list(decider.score_many(rows, on_error="raise"))
     table = BatchScorer(lambda: decider)(pd.DataFrame(rows))
     assert table["accept"].tolist() == [True, pd.NA, pd.NA]
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / f"out.{suffix}"

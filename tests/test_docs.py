@@ -116,6 +116,10 @@ CALLS = (  # a request, and the choices of its response; None: an error
     ({"stream": True}, [{"delta": {"content": "Red."}, "finish_reason": "stop"}]),
     ({}, None),
     ({"n": 2}, [{"index": n, "message": {"content": "Red."}} for n in (0, 1)]),
+    *(
+        ({}, [{"message": {"content": "Red.", name: "It is red."}, "finish_reason": "stop"}])
+        for name in ("reasoning_content", "reasoning")
+    ),
 )
 
 
@@ -151,7 +155,8 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
         json.dumps(
             wrapped(
                 {"messages": TALK} | request,
-                {"id": f"red{n % 7}"} | ({"choices": choices} if choices else {"error": "busy"}),
+                {"id": f"red{n % len(CALLS)}"}
+                | ({"choices": choices} if choices else {"error": "busy"}),
             )
         )
         for n, (request, choices) in enumerate((*CALLS, CALLS[0]))
@@ -162,8 +167,9 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     told = re.findall(r"left out, ([\w ]+).*: (\d) \(line (.+)\)", capsys.readouterr().out)
     assert told == [
         ("cut off by max_tokens", "1", "2"), ("a tool call", "1", "3"), ("no text", "1", "4"),
-        ("logged or asked before", "2", "5, 8"), ("an error", "1", "6"),
-        ("several answers", "1", "7"), ("not understood", "1", "9"),
+        ("logged or asked before", "2", "5, 10"), ("an error", "1", "6"),
+        ("several answers", "1", "7"), ("reasoning apart", "2", "8, 9"),
+        ("not understood", "1", "11"),
     ]  # fmt: skip
     (row,) = map(json.loads, out.read_text().splitlines())
     assert row == {"id": "red0", "messages": TALK, "tools": TOOLS, "answer": "Red."}

@@ -113,9 +113,15 @@ CALLS = (  # a request, and the choices of its response; None: an error
         [{"message": {"content": None, "tool_calls": [CALLED]}, "finish_reason": "tool_calls"}],
     ),
     ({}, [{"message": {"content": None, "refusal": "No."}, "finish_reason": "stop"}]),
-    ({"stream": True, "tools": TOOLS}, [{"delta": {"content": "Red."}, "finish_reason": "stop"}]),
+    (
+        {"stream": True, "tools": TOOLS},
+        [{"delta": {"content": "Red."}, "finish_reason": "eos_token"}],
+    ),
     ({}, None),
     ({"n": 2}, [{"index": n, "message": {"content": "Red."}} for n in (0, 1)]),
+    ({}, [{"message": {"content": "Red.", "reasoning": "It is."}, "finish_reason": "stop"}]),
+    ({}, [{"message": {"content": "Red.", "reasoning_content": "So."}, "finish_reason": "stop"}]),
+    ({}, [{"message": {"content": "Red"}, "finish_reason": "content_filter"}]),
 )
 
 
@@ -151,7 +157,7 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
         json.dumps(
             wrapped(
                 {"messages": TALK} | request,
-                {"id": f"red{n % 7}"} | ({"choices": choices} if choices else {"error": "busy"}),
+                {"id": f"red{n % 10}"} | ({"choices": choices} if choices else {"error": "busy"}),
             )
         )
         for n, (request, choices) in enumerate((*CALLS, CALLS[0]))
@@ -162,8 +168,9 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     told = re.findall(r"left out, ([\w ]+).*: (\d) \(line (.+)\)", capsys.readouterr().out)
     assert told == [
         ("cut off by max_tokens", "1", "2"), ("a tool call", "1", "3"), ("no text", "1", "4"),
-        ("logged or asked before", "2", "5, 8"), ("not understood", "2", "6, 9"),
-        ("several answers", "1", "7"),
+        ("logged or asked before", "2", "5, 11"), ("not understood", "2", "6, 12"),
+        ("several answers", "1", "7"), ("reasoning apart", "2", "8, 9"),
+        ("finish_reason ", "1", "10"),
     ]  # fmt: skip
     (row,) = map(json.loads, out.read_text().splitlines())
     assert row == {"id": "red0", "messages": TALK, "tools": TOOLS, "answer": "Red."}
@@ -187,6 +194,8 @@ def test_the_converter_keeps_the_answers_of_one_model(tmp_path):
     with pytest.raises(SystemExit, match=r"a \(1\), b \(1\).* --model"):
         convert(log, out, None)
     assert not out.exists()
+    with pytest.raises(SystemExit, match="is the log"):
+        convert(log, log, "b")
     convert(log, out, "b")
     (row,) = map(json.loads, out.read_text().splitlines())
     assert row["messages"][0]["content"] == "Which mill, b?"

@@ -143,10 +143,11 @@ class ScoredAnswer:
                 len(self.ids),
                 settings.get("max_new_tokens"),
             )
-        # Documents differ between questions. Tools and other variables belong to the prompt's form.
-        template = settings.pop("template", {})
-        if beside := {name: value for name, value in template.items() if name != "documents"}:
-            described["template"] = short_hash(json.dumps(beside, default=str))
+        # Documents differ between questions. Tools and other variables belong to the prompt's form,
+        # and that there are none, too.
+        template = settings.pop("template", {}) | {"documents": None}
+        if described["prompt_format"] == "chat":
+            described["template"] = short_hash(json.dumps(template, default=str))
         return described | settings
 
 

@@ -18,8 +18,8 @@ QUESTIONS = [
     ("Who",), ("When?", "When? "),
 ]  # fmt: skip
 CLUSTERS = [
-    (1, 1.0, "1", " 1\n", "1.0", np.int64(1), np.float32(1)), ("01",), ("A",), (2**60,),
-    (2**60 + 1,), ("Zo\u00eb", "Zoe\u0308", "Zo\u00eb\u200b"), (0.5, "0.5"),
+    (1, 1.0, "1", " 1\n", "1.0", np.int64(1), np.float32(1)), (-1, "-1.0"), ("01",), ("A",),
+    (2**60,), (2**60 + 1,), ("Zo\u00eb", "Zoe\u0308", "Zo\u00eb\u200b"), (0.5, "0.5"),
     ("Doc a", "Doc\u00a0a ", "Doc\r\na", "Doc  a"),
 ]  # fmt: skip
 """Texts and names that are the same question, and the same cluster."""

@@ -14,6 +14,7 @@ from lm_polygraph_asmi.analysis import normalised_prr
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem
 from lm_polygraph_asmi.report.items.benchmark import benchmark, datasets
+from lm_polygraph_asmi.report.items.boundary import coverage
 from lm_polygraph_asmi.report.items.paper import papers_numbers
 from lm_polygraph_asmi.report.items.signal import confident_fragile, distinct, payoff
 from lm_polygraph_asmi.results import paper
@@ -127,14 +128,19 @@ def test_what_departs_from_the_protocol_is_named(babi, prr, path, value, reason)
 
 
 def test_a_setting_of_the_papers_protocol_and_size_is_taken_first(babi):
-    rouge, bare = replace(babi, metric="Rouge"), replace(babi, run=replace(babi.run, manifest=None))
-    assert [*map(paper.departures, (rouge, bare))] == [("quality",), ("model", "data")]
+    assert [
+        paper.departures(replace(babi, **change))
+        for change in ({"metric": "Rouge"}, {"run": replace(babi.run, manifest=None)})
+    ] == [("quality",), ("model", "data")]
     other = replace(changed(babi, "config.instruct", True), suffix=" b")
     few = replace(babi, rows=babi.rows[:900], suffix=" c")
+    # As many as the paper's coverage has tokens.
+    assert {*beside([replace(babi, rows=babi.rows[:216])], coverage)["but"]} == {"rows"}
     for groups, taken, but in (([other, few, babi], babi, None), ([few], few, "rows")):
         row, here = row_of(beside(groups), MSP), normalised_prr(taken.score(MSP), taken.quality)
-        assert (row["same protocol"], row["but"]) == (but is None, but)
-        assert row["here"] == pytest.approx(here)
+        assert (row["same protocol"], row["but"], row["here"]) == (
+            but is None, but, pytest.approx(here)
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", [{"scope": "response"}, {"num_masks": 20}])

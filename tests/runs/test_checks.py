@@ -168,8 +168,11 @@ def test_models_that_a_run_needs_are_named_before_it(monkeypatch, tmp_path):
         for (text, fatal), (start, command) in zip(found, expected, strict=True):
             assert (text.startswith(start), command in text, fatal) == (True, True, True)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "own/base"}')
-    adapted = Plan(composed("asmi_coqa", "model=asmi_local", f"model.path={tmp_path}"))
-    assert adapted.needs[0].name == "model own/base"
+    base, *_ = Plan(composed(
+        "asmi_coqa", "model=asmi_local", f"model.path={tmp_path}",
+        "+model.load_model_args.cache_dir=mine",
+    )).needs  # fmt: skip
+    assert (base.name, base.source.cache) == ("model own/base", "mine")
 
 
 def test_a_command_of_a_library_that_fails_is_one_sentence(monkeypatch, tmp_path):

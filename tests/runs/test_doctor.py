@@ -111,10 +111,10 @@ def test_a_run_that_works(elsewhere, overrides, monkeypatch, in_new_process):
     if not in_new_process:
         monkeypatch.setattr(doctor.subprocess, "run", run_forked)
     monkeypatch.setattr(doctor.tempfile, "tempdir", str(elsewhere / "tmp"))
-    for folder in ("conf", "tmp"):
-        (elsewhere / folder).mkdir()
+    (elsewhere / "tmp").mkdir()
+    (elsewhere / "mine.yaml").write_text("defaults: [asmi_offline, _self_]")
     shown = CliRunner().invoke(main, [
-        "doctor", "--config-name", "asmi_offline", f"--config-dir={elsewhere}/conf", *overrides
+        "doctor", "--config-name", "mine", f"--config-dir={elsewhere}", *overrides
     ])  # fmt: skip
     assert shown.exit_code == 0, shown.output
     text = " ".join(shown.output.split())

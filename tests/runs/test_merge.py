@@ -78,7 +78,9 @@ def split(unsplit, folder, shards=4, seed=1, dataset="a_dataset"):
             "config": {
                 "data": data, "save_path": f"/machine{number}", "seed": [seed],
                 "model": {"path": "hub/model", "load_model_args": {"device_map": number}},
-                "stat_calculators": [{"cfg": {"result_cache": number, "memory_budget": number}}],
+                "stat_calculators": [
+                    {"cfg": dict.fromkeys(("result_cache", "memory_budget", "compile"), number)}
+                ],
             },
         }  # fmt: skip
         write_manifest(manifest, file)

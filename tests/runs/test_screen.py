@@ -52,11 +52,13 @@ def test_a_run_prints_few_lines_into_a_file(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         "lm_polygraph_asmi.runs.screen.time", Mock(perf_counter=count(0, 0.01).__next__)
     )
-    run("data.first=3")
+    run("data.first=3", "batch_size=3", "seed=[3]")
     capsys.readouterr()
     run("seed=[1,2]")  # the second scores no row anew
     out, err = capsys.readouterr()
-    assert out == ""
+    assert (out, UEManager.load("run/ue_manager_seed3").stats["seconds_greedy"]) == (
+        "", pytest.approx([0.02 / 3] * 3)  # of each row of a batch
+    )  # fmt: skip
     cached, left = "from the result cache", r"0:\d\d:\d\d left, until \w+ \d\d:\d\d"
     start = [
         *["Loading .*"] * 2, *["Initializing .*"] * 3,

@@ -16,10 +16,10 @@ PACKAGE = Path(lm_polygraph_asmi.__file__).parent
 ROOT = PACKAGE.parent
 LINES, PARAMETERS = 60, 7  # most lines of a function besides its docstring, and most parameters
 CEILINGS = {
-    "lm_polygraph_asmi": 11_070,
-    "lm_polygraph_asmi/scoring": 1106,
+    "lm_polygraph_asmi": 11_069,
+    "lm_polygraph_asmi/scoring": 1105,
     "lm_polygraph_asmi/decisions": 925,
-    "tests": 10_500,
+    "tests": 10_564,
     "scripts": 1202,
 }
 """Folder -> most statements of its modules."""

@@ -151,7 +151,7 @@ def settings_of(group: RunGroup, method: str) -> dict[str, Any]:
         raise ValueError(f"{group.run.path} has no statistic asmi, so its masks are unknown")
     recorded = group.run.recorded("config") if group.run.manifest else {}
     # With `instruct`, LM-Polygraph makes each prompt a user message.
-    shared = prompt_format([] if recorded.get("instruct") else "")
+    shared = prompt_format([] if recorded.get("instruct") else "", {})
     sampling = recorded.get("generation_params") or {}
     if "temperature" in sampling:
         shared["temperature"] = sampling["temperature"]

@@ -51,12 +51,22 @@ def names_that_count(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple
     return () if equal else NAMES
 
 
-def prompt_format(prompt: Any) -> dict[str, str]:
-    """The form of a prompt: text or chat, and for a chat a hash of its system messages."""
+def prompt_format(prompt: Any, template: Mapping[str, Any]) -> dict[str, str]:
+    """The form of a prompt: text or chat. For a chat also hashes of its messages of system and
+    developer, and of what the chat `template` gets besides, such as tools, or that it gets none.
+
+    Documents are left out, since they differ between questions.
+    """
     if isinstance(prompt, str):
         return {"prompt_format": "text"}
-    system = [message.get("content") for message in prompt if message.get("role") == "system"]
-    return {"prompt_format": "chat", "system": short_hash(json.dumps(system))}
+    kept = [message for message in prompt if message.get("role") in ("system", "developer")]
+    system = [each.get("content") if each["role"] == "system" else each for each in kept]
+    beside = {name: value for name, value in template.items() if name != "documents"}
+    return {
+        "prompt_format": "chat",
+        "system": short_hash(json.dumps(system)),
+        "template": short_hash(json.dumps(beside, default=str)),
+    }
 
 
 def answer_end(ended: bool, tokens: int, limit: int | None) -> str:

@@ -1,6 +1,5 @@
 """Results of scoring: an answer with its scores, its tokens, and sentences that explain them."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -18,7 +17,7 @@ from lm_polygraph_asmi.core.scores import aggregate, token_scores
 from lm_polygraph_asmi.core.statistics import AnswerStatistics
 from lm_polygraph_asmi.inputs import text_of
 from lm_polygraph_asmi.scoring.page import FULL_SHADE, Card, render, render_part, visible
-from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of, prompt_format, short_hash
+from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of, prompt_format
 from lm_polygraph_asmi.scoring.signals import SIGNALS, unmasked_signals
 
 if TYPE_CHECKING:
@@ -136,18 +135,14 @@ class ScoredAnswer:
     def compared_settings(self) -> dict[str, Any]:
         """What answers must share to be comparable: settings, model, forms of prompt and answer."""
         settings = dict(self.settings)
-        described = prompt_format(self.prompt) | {"model": self.model}
+        described = prompt_format(self.prompt, settings.pop("template", {}))
+        described["model"] = self.model
         if settings.get("closing_token", True):
             described["answer_end"] = answer_end(
                 self.content_end < len(self.scored_text),
                 len(self.ids),
                 settings.get("max_new_tokens"),
             )
-        # Documents differ between questions. Tools and other variables belong to the prompt's form,
-        # and that there are none, too.
-        template = settings.pop("template", {}) | {"documents": None}
-        if described["prompt_format"] == "chat":
-            described["template"] = short_hash(json.dumps(template, default=str))
         return described | settings
 
 

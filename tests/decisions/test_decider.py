@@ -86,9 +86,11 @@ def test_the_same_weights_by_another_name(model, chat, scorer, scored, calibrati
     )
 
 
-def chatted(line, *system, **template):
-    """A scored line as if its prompt had been a chat, with these system messages."""
+def chatted(line, *system, developer=None, **template):
+    """A scored line as if its prompt had been a chat, with these system messages, a message of the
+    developer, and what its template got."""
     messages = [{"role": "system", "content": text} for text in system]
+    messages += [{"role": "developer", "content": developer}] if developer else []
     line = line | {"prompt": [*messages, *as_chat(line["prompt"])]}
     line["settings"] = line["settings"] | {"template": template}
     return line | {"digest": digest_of(line)}
@@ -100,11 +102,15 @@ def test_a_threshold_for_chats(scored):
     other = chatted(scored[0], "Be kind.")
     find = [chatted(line, "Be brief.", tools=["find"]) for line in scored[:6]]
     see = chatted(scored[0], "Be brief.", tools=["see"])
+    developed = [chatted(line, developer="Be brief.") for line in scored[:6]]
     for lines, line, words in (
         (same, same[0], None), (same, other, "system message"), ([other, *same[1:]], same[1], None),
         (same, chatted(scored[0]), "system message"),
         (same, scored[0], "prompt_format 'chat' there, 'text' here"),
         (find, find[1], None), (find, see, "tools or"), ([find[0], *same[1:]], see, None),
+        (same, find[1], "tools or"), (find, same[1], "tools or"),
+        (developed, developed[1], None), (developed, same[1], "system message"),
+        (developed, chatted(scored[0], developer="Be kind."), "system message"),
     ):  # fmt: skip
         known = limited(calibrate_rows(lines, **ASKED), 1e9, "msp")
         one = known.decide(UnmaskedAnswer.of_row(line))

@@ -151,11 +151,13 @@ def test_what_a_run_gives(planted, tmp_path, variant):
 
 @pytest.mark.parametrize("instruct", [True, False])
 def test_a_run_of_chats(tmp_path, instruct):
-    """LM-Polygraph's `instruct` stands at the top of a config, and has no system message."""
+    """LM-Polygraph's `instruct` is at the top of a config: no system message, no tools."""
     about = runs.manifest(60) | {"config": {"instruct": instruct, "model": {}}}
     found = calibrate_run(runs.save(tmp_path / "run", about=about), 0.3, resamples=20).settings
-    expected = {"system": None} | prompt_format(as_chat("Who?") if instruct else "Who?")
-    assert {name: found.get(name) for name in ("prompt_format", "system")} == expected
+    expected = {"system": None, "template": None} | prompt_format(
+        as_chat("Who?") if instruct else "Who?", {}
+    )
+    assert {name: found.get(name) for name in ("prompt_format", "system", "template")} == expected
 
 
 @pytest.mark.parametrize(

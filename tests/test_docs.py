@@ -167,7 +167,7 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     loaded("docs/tutorials/log_to_rows.py").main.callback(log, out, None)
     told = re.findall(r"left out, ([\w ]+).*: (\d) \(line (.+)\)", capsys.readouterr().out)
     assert told == [
-        ("cut off by max_tokens", "1", "2"), ("a tool call", "1", "3"), ("no text", "1", "4"),
+        ("cut off by max_tokens", "1", "2"), ("a tool call", "1", "3"), ("a refusal", "1", "4"),
         ("logged or asked before", "2", "5, 11"), ("not understood", "2", "6, 12"),
         ("several answers", "1", "7"), ("reasoning apart", "2", "8, 9"),
         ("finish_reason ", "1", "10"),
@@ -231,6 +231,24 @@ def stream(*tokens, id="s"):
         ((ASKED, {"choices": [{"message": {"content": "a"}}, *whole("b")["choices"]]}), "several"),
         ((ASKED, whole([{"type": "thinking"}, {"type": "text", "text": "Red."}])), "not only text"),
         ((ASKED, whole("Red.", thinking="Hm.")), "reasoning apart"),
+        ((ASKED, [whole("Red."), whole("Red.", reasoning="Hm.")]), "reasoning apart"),
+        ((ASKED, whole("Red.", refusal="No.")), "a refusal"),
+        (
+            (
+                ASKED,
+                whole("Red.") | {"usage": {"completion_tokens_details": {"reasoning_tokens": 9}}},
+            ),
+            "reasoning apart",
+        ),
+        ((ASKED, whole("Red (litellm_truncated 9 chars)")), "shortened"),
+        (
+            (
+                [ASKED, {"optional_params": {"extra_body": {"chat_template_kwargs": {"a": 1}}}}],
+                whole("R"),
+            ),
+            ("R", {"chat_template_kwargs": {"a": 1}}),
+        ),
+        (([ASKED, {"modelParameters": {"reasoning_effort": "high"}}], whole("R")), "not taken"),
         ((ASKED | {"reasoning_effort": "low"}, whole("Red.")), "not taken"),
         ((ASKED | {"extra_body": {"documents": [{}]}}, whole("R")), ("R", {"documents": [{}]})),
         (([ASKED, {"retrieval": {"documents": [{}]}}], whole("R")), ("R", {})),

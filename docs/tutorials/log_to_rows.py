@@ -22,17 +22,18 @@ REASONING = (
     "reasoning_content", "reasoning", "reasoning_details", "thinking", "thinking_blocks",
 )  # fmt: skip
 DATE = (
-    r"\d{4}-\d\d-\d\d\S*|\d+:\d\d\S*|(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|\d+\w*,?|\s)*"
-    r"(?:January|February|March|April|May|June|July|August|September|October|November|December)"
-    r"[\s\d,]*|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+    r"\d{4}-\d\d-\d\d\S{,30}|\b\d{1,2}:\d\d\S{,20}|\b(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day,?|"
+    r"(?:\b\d{1,2}(?:st|nd|rd|th)?,? )?\b(?:January|February|March|April|May|June|July|August|"
+    r"September|October|November|December)\b(?: \d{1,2}(?:st|nd|rd|th)?\b)?(?:,? \d{4}\b)?"
 )
+START = 100  # characters of a system message in which the date of a call may stand
 
 
 def read(part: Any) -> Any:
     """A part of a line; if it is text that holds JSON or the events of a stream, what it holds."""
     if not isinstance(part, str):
         return part
-    events = [line[5:].strip() for line in part.splitlines() if line.startswith("data:")]
+    events = [line[5:].strip() for line in re.split("\r?\n", part) if line.startswith("data:")]
     try:
         return [json.loads(e) for e in events if e != "[DONE]"] if events else json.loads(part)
     except ValueError:
@@ -73,11 +74,12 @@ def request_of(line: dict[str, Any]) -> dict[str, Any]:
         for place in places if isinstance(place, dict)
         for name in (*OPTIONS, *UNKNOWN) if place.get(name)
     ]  # fmt: skip
-    # Tools anywhere else may have been part of the prompt.
-    given += [("tools", objects(part.get("tools"), "function")) for part in parts(line)]
+    for part in parts(line):  # anywhere else, these may have changed the prompt, too
+        given.append(("tools", objects(part.get("tools"), "function")))
+        given += [(name, read(part[name])) for name in (OPTIONS[-1], *UNKNOWN) if name in part]
     options = {name: value for name, value in given[::-1] if value}
     for name, value in given:
-        if name in UNKNOWN or (value and value != options[name]):
+        if value and (name in UNKNOWN or value != options[name]):
             raise ValueError(f"`{name}` of a kind that is not taken")
     return {"messages": asked[0][1], **options}
 
@@ -88,8 +90,8 @@ def text_of(content: Any) -> str:
     return "".join(part.get("text") or "" for part in parts)
 
 
-def response_of(line: dict[str, Any]) -> list[dict[str, Any]]:
-    """The response of a line, or all chunks of a stream. Copies of a whole response count once."""
+def responses_of(line: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """All copies of a line's only response, each whole or the chunks of a stream."""
     answers = [part for part in parts(line) if isinstance(part.get(RESPONSE), list)]
     if not answers:
         raise ValueError(f"no `{RESPONSE}`, as in an error")
@@ -97,13 +99,13 @@ def response_of(line: dict[str, Any]) -> list[dict[str, Any]]:
     chunks = [part for part in answers if objects(part[RESPONSE], "delta")]
     told = [[choice["message"].get("content") for choice in part[RESPONSE]] for part in whole]
     streamed = "".join(
-        text_of(choice["delta"].get("content")) for c in chunks for choice in c[RESPONSE]
+        text_of((choice["delta"] or {}).get("content")) for c in chunks for choice in c[RESPONSE]
     )
     if any(each != told[0] for each in told) or (whole and chunks and told[0] != [streamed]):
         raise ValueError("several answers")
-    if len({chunk.get("id") for chunk in chunks}) > 1:
+    if len({chunk["id"] for chunk in chunks if chunk.get("id")}) > 1:
         raise ValueError("several answers")
-    return whole[:1] or chunks or answers[:1]
+    return [*([part] for part in whole), *[chunks][: len(chunks)]] or [answers]
 
 
 def answer_of(response: list[dict[str, Any]]) -> tuple[str, str]:
@@ -112,6 +114,7 @@ def answer_of(response: list[dict[str, Any]]) -> tuple[str, str]:
     messages = [choice.get("message") or choice.get("delta") or {} for choice in choices]
     ends = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     contents = [message.get("content") for message in messages]
+    usages = [(part.get("usage") or {}).get("completion_tokens_details") for part in response]
     kinds = {part.get("type") for each in contents if isinstance(each, list) for part in each}
     answer = "".join(map(text_of, contents))
     several = len(response) == 1 and len(choices) > 1
@@ -120,7 +123,9 @@ def answer_of(response: list[dict[str, Any]]) -> tuple[str, str]:
         "several answers": several or len(ends) > 1 or any(c.get("index") for c in choices),
         "cut off by max_tokens, or unfinished": not ends or ends[-1] == "length",
         "a tool call": any(m.get("tool_calls") or m.get("function_call") for m in messages),
-        "reasoning apart": any(message.get(name) for message in messages for name in REASONING),
+        "a refusal": any(message.get("refusal") for message in messages),
+        "reasoning apart": any(message.get(name) for message in messages for name in REASONING)
+        or any(used and used.get("reasoning_tokens") for used in usages),
         "not only text": not kinds <= {"text"},
         "no text": not answer.strip(),
         f"finish_reason {ends[-1:]}": ends[-1:] not in (["stop"], ["eos_token"]),
@@ -129,12 +134,13 @@ def answer_of(response: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def question_of(request: dict[str, Any]) -> str:
-    """What is equal if a question is asked again, even if the system message has another date."""
-    talk = [
-        message | {"content": re.sub(DATE, "", text_of(message["content"]))}
-        if message["role"] in ("system", "developer") else message
-        for message in request["messages"]
-    ]  # fmt: skip
+    """What is equal if a question is asked again, even if a system message begins with a date."""
+    talk = []
+    for message in request["messages"]:
+        text = text_of(message.get("content"))
+        dated = message["role"] in ("system", "developer")
+        start = re.sub(DATE, "", text[:START]) if dated else text[:START]
+        talk.append({**message, "content": start + text[START:]})
     return json.dumps(request | {"messages": talk})
 
 
@@ -146,16 +152,23 @@ def main(log: str, out: str, model: str | None) -> None:
     """Write to OUT a row for each whole answer to a new question in LOG; print what is left out."""
     left, seen, strange = defaultdict[str, list[int]](list), set[str](), list[str]()
     rows, models = list[dict[str, Any]](), Counter[str]()
-    lines = Path(log).read_text(encoding="utf-8-sig").split("\n")
+    try:
+        lines = Path(log).read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise SystemExit(f"{log}: expected text in UTF-8: {error}") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
-            request, response = request_of(entry), response_of(entry)
-            answer, reason = answer_of(response)
-            name, question = str(response[0].get("id") or f"line {number}"), question_of(request)
-            named = [part.get("model") for part in (response[0], *parts(entry))]
+            if "litellm_truncated" in line or "redacted-by-litellm" in line:
+                raise ValueError("texts were shortened or redacted")
+            request, responses = request_of(entry), responses_of(entry)
+            read_answers = [answer_of(response) for response in responses]
+            answer, reason = next(((a, r) for a, r in read_answers if r), read_answers[0])
+            first = responses[0][0]
+            name, question = str(first.get("id") or f"line {number}"), question_of(request)
+            named = [part.get("model") for part in (first, *parts(entry))]
             answered_by = str(next(filter(None, named), None))
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             left[f"not understood, {error}"].append(number)

@@ -55,13 +55,13 @@ def prompt_format(prompt: Any, template: Mapping[str, Any]) -> dict[str, str]:
     """The form of a prompt: text or chat. For a chat also hashes of its messages of system and
     developer, and of what the chat `template` gets besides, such as tools, or that it gets none.
 
-    Documents are left out, since they differ between questions.
+    Of documents, which differ between questions, only that there are some.
     """
     if isinstance(prompt, str):
         return {"prompt_format": "text"}
     kept = [message for message in prompt if message.get("role") in ("system", "developer")]
     system = [each.get("content") if each["role"] == "system" else each for each in kept]
-    beside = {name: value for name, value in template.items() if name != "documents"}
+    beside = {n: n == "documents" or value for n, value in template.items() if value}
     return {
         "prompt_format": "chat",
         "system": short_hash(json.dumps(system)),

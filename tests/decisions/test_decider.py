@@ -109,6 +109,8 @@ def test_a_threshold_for_chats(scored):
         (same, scored[0], "prompt_format 'chat' there, 'text' here"),
         (find, find[1], None), (find, see, "tools or"), ([find[0], *same[1:]], see, None),
         (same, find[1], "tools or"), (find, same[1], "tools or"),
+        (same, chatted(scored[0], "Be brief.", documents=[{}]), "tools or"),
+        (same, chatted(scored[0], "Be brief.", chat_template_kwargs={}), None),
         (developed, developed[1], None), (developed, same[1], "system message"),
         (developed, chatted(scored[0], developer="Be kind."), "system message"),
     ):  # fmt: skip

@@ -103,7 +103,8 @@ COMPARED = [
     ({"prompt": [SYSTEM | {"content": "Be long."}, USER]}, False),
     ({"prompt": PROMPT}, False),
     ({"model": "other"}, False),
-    ({"settings": {"template": TEMPLATE | {"documents": []}}}, True),
+    ({"settings": {"template": TEMPLATE | {"documents": [{"text": "Orla"}]}}}, True),
+    ({"settings": {"template": TEMPLATE | {"documents": []}}}, False),
     ({"settings": {"template": {"documents": []}}}, False),
     ({"settings": {"depth": 0.9}}, False),
     ({"content_end": 0}, True),
@@ -114,7 +115,7 @@ COMPARED = [
 
 @pytest.mark.parametrize(("change", "same"), COMPARED)
 def test_what_answers_share_that_are_compared(found, change, same):
-    """Documents and questions are their own; tools, system messages and the kind of end are not."""
+    """Each has its question and documents; tools, system messages and the kind of end are not."""
     one = replace(found, prompt=[SYSTEM, USER], settings=found.settings | {"template": TEMPLATE})
     other = replace(one, **change | {"settings": one.settings | change.get("settings", {})})
     assert (other.compared_settings == one.compared_settings) == same

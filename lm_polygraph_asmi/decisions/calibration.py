@@ -32,7 +32,7 @@ MACHINE = {
 """Settings that are hashes of the model, and what it means if they differ."""
 HASHED = MACHINE | {
     "system": "the system message, or its role, differs",
-    "template": "tools or chat_template_kwargs differ",
+    "template": "tools or chat_template_kwargs differ, or only one has documents",
 }
 REVISION = ("model", "revision", "attention_in_use", "prompt_format", *HASHED)
 """Settings that identify the model and the form of its prompts."""

@@ -60,9 +60,9 @@ def objects(value: Any, *names: str) -> list[dict[str, Any]]:
     return each if sound else []
 
 
-def request_of(line: dict[str, Any]) -> dict[str, Any]:
-    """The messages of a line's only request, and what else the chat template gets."""
-    known = [(part, objects(part.get(n), "role")) for part in parts(line) for n in REQUEST]
+def request_of(line: list[dict[str, Any]]) -> dict[str, Any]:
+    """The messages of the only request in a line's parts, and what else the chat template gets."""
+    known = [(part, objects(part.get(n), "role")) for part in line for n in REQUEST]
     asked = [(part, messages) for part, messages in known if messages]
     if not asked:
         raise ValueError(f"no `{REQUEST[0]}`")
@@ -72,11 +72,13 @@ def request_of(line: dict[str, Any]) -> dict[str, Any]:
     given = [
         (name, read(place[name]))
         for place in places if isinstance(place, dict)
-        for name in (*OPTIONS, *UNKNOWN) if place.get(name)
+        for name in ("tools", "documents") if place.get(name)
     ]  # fmt: skip
-    for part in parts(line):  # anywhere else, these may have changed the prompt, too
+    for part in line:  # anywhere else, these may have changed the prompt, too
         given.append(("tools", objects(part.get("tools"), "function")))
-        given += [(name, read(part[name])) for name in (OPTIONS[-1], *UNKNOWN) if name in part]
+        given += [
+            (name, read(part[name])) for name in ("chat_template_kwargs", *UNKNOWN) if name in part
+        ]
     options = {name: value for name, value in given[::-1] if value}
     for name, value in given:
         if value and (name in UNKNOWN or value != options[name]):
@@ -90,9 +92,9 @@ def text_of(content: Any) -> str:
     return "".join(part.get("text") or "" for part in parts)
 
 
-def responses_of(line: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """All copies of a line's only response, each whole or the chunks of a stream."""
-    answers = [part for part in parts(line) if isinstance(part.get(RESPONSE), list)]
+def responses_of(line: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """All copies of the only response in a line's parts, each whole or the chunks of a stream."""
+    answers = [part for part in line if isinstance(part.get(RESPONSE), list)]
     if not answers:
         raise ValueError(f"no `{RESPONSE}`, as in an error")
     whole = [part for part in answers if objects(part[RESPONSE], "message")]
@@ -101,11 +103,15 @@ def responses_of(line: dict[str, Any]) -> list[list[dict[str, Any]]]:
     streamed = "".join(
         text_of((choice["delta"] or {}).get("content")) for c in chunks for choice in c[RESPONSE]
     )
-    if any(each != told[0] for each in told) or (whole and chunks and told[0] != [streamed]):
+    if chunks:
+        told.append([streamed])
+    ids = {chunk["id"] for chunk in chunks if chunk.get("id")}
+    if len(ids) > 1 or any(each != told[0] for each in told):
         raise ValueError("several answers")
-    if len({chunk["id"] for chunk in chunks if chunk.get("id")}) > 1:
-        raise ValueError("several answers")
-    return [*([part] for part in whole), *[chunks][: len(chunks)]] or [answers]
+    copies = [[part] for part in whole]
+    if chunks:
+        copies.append(chunks)
+    return copies or [answers]
 
 
 def answer_of(response: list[dict[str, Any]]) -> tuple[str, str]:
@@ -138,9 +144,9 @@ def question_of(request: dict[str, Any]) -> str:
     talk = []
     for message in request["messages"]:
         text = text_of(message.get("content"))
-        dated = message["role"] in ("system", "developer")
-        start = re.sub(DATE, "", text[:START]) if dated else text[:START]
-        talk.append({**message, "content": start + text[START:]})
+        if message["role"] in ("system", "developer"):
+            text = re.sub(DATE, "", text[:START]) + text[START:]
+        talk.append({**message, "content": text})
     return json.dumps(request | {"messages": talk})
 
 
@@ -160,15 +166,15 @@ def main(log: str, out: str, model: str | None) -> None:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            found = [*parts(json.loads(line))]
             if "litellm_truncated" in line or "redacted-by-litellm" in line:
                 raise ValueError("texts were shortened or redacted")
-            request, responses = request_of(entry), responses_of(entry)
+            request, responses = request_of(found), responses_of(found)
             read_answers = [answer_of(response) for response in responses]
             answer, reason = next(((a, r) for a, r in read_answers if r), read_answers[0])
             first = responses[0][0]
             name, question = str(first.get("id") or f"line {number}"), question_of(request)
-            named = [part.get("model") for part in (first, *parts(entry))]
+            named = [part.get("model") for part in (first, *found)]
             answered_by = str(next(filter(None, named), None))
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             left[f"not understood, {error}"].append(number)

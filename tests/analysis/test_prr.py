@@ -101,7 +101,7 @@ def test_draws_are_as_many_as_asked_for():
 
 def test_stability_of_seeds():
     quality = QUALITY[:50]
-    scores = -quality + RNG.normal(scale=0.3, size=(5, 50))
+    scores = -quality + np.random.default_rng(0).normal(scale=0.3, size=(5, 50))
     prr = [normalised_prr(row, quality) for row in scores]
     pairs = np.corrcoef(scores.argsort(1).argsort(1))[np.tril_indices(5, -1)]
     expected = np.mean(prr), np.std(prr, ddof=1), min(prr), max(prr), np.mean(pairs)

@@ -168,7 +168,7 @@ def test_the_converter_of_a_server_s_log(wrapped, tmp_path, capsys):
     told = re.findall(r"left out, ([\w ]+).*: (\d) \(line (.+)\)", capsys.readouterr().out)
     assert told == [
         ("cut off by max_tokens", "1", "2"), ("a tool call", "1", "3"), ("a refusal", "1", "4"),
-        ("logged or asked before", "2", "5, 11"), ("not understood", "2", "6, 12"),
+        ("logged or asked before", "2", "5, 11"), ("no answer", "2", "6, 12"),
         ("several answers", "1", "7"), ("reasoning apart", "2", "8, 9"),
         ("finish_reason ", "1", "10"),
     ]  # fmt: skip

@@ -65,7 +65,7 @@ def request_of(line: list[dict[str, Any]]) -> dict[str, Any]:
     known = [(part, objects(part.get(n), "role")) for part in line for n in REQUEST]
     asked = [(part, messages) for part, messages in known if messages]
     if not asked:
-        raise ValueError(f"no `{REQUEST[0]}`")
+        raise ValueError(f"no chat, without `{REQUEST[0]}`")
     if any(messages != asked[0][1] for _, messages in asked):
         raise ValueError("several requests")
     places = [p for part, _ in asked for p in (part, *(read(part.get(name)) for name in BESIDE))]
@@ -96,7 +96,7 @@ def responses_of(line: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """All copies of the only response in a line's parts, each whole or the chunks of a stream."""
     answers = [part for part in line if isinstance(part.get(RESPONSE), list)]
     if not answers:
-        raise ValueError(f"no `{RESPONSE}`, as in an error")
+        raise ValueError(f"no answer, without `{RESPONSE}`, as after an error")
     whole = [part for part in answers if objects(part[RESPONSE], "message")]
     chunks = [part for part in answers if objects(part[RESPONSE], "delta")]
     told = [[choice["message"].get("content") for choice in part[RESPONSE]] for part in whole]
@@ -175,9 +175,10 @@ def main(log: str, out: str, model: str | None) -> None:
             first = responses[0][0]
             name, question = str(first.get("id") or f"line {number}"), question_of(request)
             named = [part.get("model") for part in (first, *found)]
-            answered_by = str(next(filter(None, named), None))
+            answered_by = str(next(filter(None, named), "an unnamed model"))
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            left[f"not understood, {error}"].append(number)
+            known = type(error) is ValueError  # one of this file, not of a library
+            left[f"{error}" if known else f"not understood, {error}"].append(number)
             strange.append(line)
             continue
         if not reason and model not in (None, answered_by):
@@ -204,7 +205,7 @@ def main(log: str, out: str, model: str | None) -> None:
     if Path(out).exists() and Path(out).samefile(log):
         raise SystemExit(f"{out} is the log: name another file")
     Path(out).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    print(f"{log}: {len(rows)} rows, in {out}")
+    print(f"{log}: {len(rows)} rows of {', '.join(models)}, in {out}")
 
 
 if __name__ == "__main__":

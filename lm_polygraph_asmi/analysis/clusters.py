@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from os.path import commonprefix
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int, Num
 from numpy.typing import ArrayLike
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from scipy.special import ndtr, stdtrit
 
 from lm_polygraph_asmi.validation import identity, same_text
@@ -157,9 +159,8 @@ def shared_texts(prompts: list[str]) -> list[str] | None:
 
     None unless all prompts have the format of the same benchmark.
     """
-    prompts = [prompt.replace("\r\n", "\n") for prompt in prompts]
     for pattern in SHARED_TEXTS:
-        matches = [re.search(pattern, prompt, re.DOTALL) for prompt in prompts]
+        matches = [re.search(pattern, text.replace("\r\n", "\n"), re.DOTALL) for text in prompts]
         if matches and all(matches):
             return [match[1] for match in matches if match]
     return None
@@ -175,9 +176,9 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
 
     If all prompts have the format of one of the paper's benchmarks, clusters are those of the paper
     (appendix "Head-to-Head Significance"): by CoQA's story, SQuAD's passage, or the whole prompt.
-    Otherwise, two prompts are in one cluster if they begin with the same text, and this text has at
-    least 80 characters and is more than half of the longer prompt. A beginning that all prompts
-    share is taken for an instruction and ignored.
+    Otherwise, two prompts are in one cluster if they begin with the same text, or end with the same
+    lines, and what they share has at least 80 characters and is more than half of the longer
+    prompt. A beginning or an ending that all prompts share is taken for an instruction and ignored.
 
     Example:
         >>> prompt = "\nStory: {}\n\nQuestion: {}".format
@@ -186,16 +187,39 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
     """
     shared = shared_texts(list(prompts))
     texts = list(map(same_text, prompts if shared is None else shared))
-    distinct = sorted(set(texts))
-    if shared is not None or len(distinct) < 2:
+    if shared is not None or len(set(texts)) < 2:
         return texts
-    start = len(commonprefix([distinct[0], distinct[-1]]))
+    ends = [tuple(filter(None, map(same_text, each.split("\n")[::-1]))) for each in prompts]
+    return joined(_begin_alike(texts), _begin_alike(ends))
+
+
+def _begin_alike(texts: Sequence[Any]) -> list[Any]:
+    """Cluster keys (n,) by the beginnings of texts, or of tuples of lines; see `text_clusters`."""
+    distinct = sorted(set(texts))
+    start = commonprefix([distinct[0], distinct[-1]])
     key = {distinct[0]: distinct[0]}
     for before, text in pairwise(distinct):
-        common = len(commonprefix([before, text])) - start
-        longer = max(len(before), len(text)) - start
-        key[text] = key[before] if common >= PASSAGE and 2 * common > longer else text
+        sizes = [
+            len("".join(each)) - len("".join(start))
+            for each in (commonprefix([before, text]), before, text)
+        ]
+        key[text] = key[before] if sizes[0] >= PASSAGE and 2 * sizes[0] > max(sizes) else text
     return [key[text] for text in texts]
+
+
+def joined(clusters: Sequence[str], others: Sequence[Any]) -> list[str]:
+    """Join clusters so that rows with the same one of `others` share one; returns the keys, (n,).
+
+    The key of joined clusters is that of their first row.
+    """
+    ends = [(0, key) for key in clusters], [(1, other) for other in others]
+    numbers = {end: number for number, end in enumerate(dict.fromkeys(chain(*ends)))}
+    rows, columns = ([numbers[end] for end in kind] for kind in ends)
+    groups = connected_components(
+        coo_array((np.ones(len(rows)), (rows, columns)), shape=2 * [len(numbers)]), directed=False
+    )[1][rows].tolist()
+    first = dict(zip(groups[::-1], clusters[::-1], strict=True))
+    return [first[group] for group in groups]
 
 
 Rows = TypeVar("Rows", bound="Clustered")

@@ -75,10 +75,14 @@ class RiskThreshold:
     @property
     def promise(self) -> str:
         """The guarantee in words. The confidence is over samples of labelled answers."""
-        most = f"no cluster has more than {self.largest} answers"
+        clusters = (
+            "no two share a passage or cluster"
+            if self.largest == 1
+            else f"no cluster has more than {self.largest} answers"
+        )
         return (
             f"with {100 * self.confidence:g}% confidence, at most {100 * self.risk:g}% of accepted "
-            f"answers are wrong, if {'no two share a cluster' if self.largest == 1 else most}"
+            f"answers are wrong, if {clusters}"
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from copy import copy
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.scoring.rows import Outcome, ScoresRows
 
-SHOWN, COLUMNS = 20, 80
-"""Number of decisions that are printed, and the width of their lines. The output file has all."""
+SHOWN, COLUMNS = 10, 80
+"""Number of decisions of a kind that are printed, and the width of their lines."""
 
 PARAMETERS = [copy(each) for each in score.params if each.name not in ("surest_first", "largest")]
 """Options of `score`. None is required or shows a default: the calibration has the values."""
@@ -123,7 +124,7 @@ class Decisions(Summary):
     def __init__(self, calibration: "Calibration", out: str | None) -> None:
         super().__init__()
         self.calibration, self.out = calibration, out
-        self.shown: list[str] = []
+        self.shown: dict[str, list[str]] = {"accept": [], "abstain": [], "no decision": []}
 
     def add(self, row: Row, outcome: "Outcome", errors: Any) -> None:
         """Count a row as `Summary` does. At the first row without a decision, print the reason."""
@@ -133,30 +134,38 @@ class Decisions(Summary):
         self.counts[decision.word] += 1
         if decision.accept is None and self.counts[decision.word] == 1:
             self.say(errors, f"Warning: {decision.reason}", "yellow")
-        if len(self.shown) < SHOWN:
+        if len(self.shown[decision.word]) < SHOWN:
             name, answer = outcome.id or row.number, " ".join(str(decision.answer).split())
             start = f"{name}  {decision.card.heading}  "
-            self.shown.append(start + answer[: max(20, COLUMNS - len(start))])
+            self.shown[decision.word].append(start + answer[: max(20, COLUMNS - len(start))])
 
     def __str__(self) -> str:
-        first = [f"The first {SHOWN} (--out FILE has all):"] if len(self.shown) == SHOWN else []
-        warnings = larger_cluster(self.calibration, self.out) if self.out else ""
-        return "\n".join([*first, *self.shown, super().__str__(), warnings]).rstrip()
+        first = (
+            [f"The first {SHOWN} of each kind (--out FILE has all):"]
+            if any(self.counts[word] > SHOWN for word in self.shown)
+            else []
+        )
+        last = (larger_cluster(self.calibration, self.out) if self.out else "") or (
+            f"Guarantee: {self.calibration.guarantee.promise}." if self.shown["accept"] else ""
+        )
+        return "\n".join([*first, *chain(*self.shown.values()), super().__str__(), last]).rstrip()
 
 
 def larger_cluster(calibration: "Calibration", out: str) -> str:
     """A warning if a cluster of the file has more answers than the guarantee allows; or empty."""
     from lm_polygraph_asmi.decisions.labels import clusters_of
 
-    rows, allowed = read_table(out), calibration.guarantee.largest
     try:
-        keys = clusters_of([row for row in rows if row.content.get("digest")])
+        keys = clusters_of([row for row in read_table(out) if row.content.get("digest")])
     except ValueError as error:
         return f"Warning: clusters are unknown: {error}"
-    largest = max(Counter(keys).values(), default=0)
-    if largest <= allowed:
-        return ""
+    largest, allowed = max(Counter(keys).values(), default=0), calibration.guarantee.largest
     return (
-        f"Warning: a cluster has {largest} answers, but the guarantee allows {allowed}, so it is "
-        f"void. Calibrate with --largest {largest}, or decide on fewer answers per cluster."
+        ""
+        if largest <= allowed
+        else (
+            f"Warning: a cluster has {largest} answers, but the guarantee allows {allowed}, so it "
+            "is void. Decide on fewer answers per cluster, or begin again with `score --largest "
+            f"{largest}`."
+        )
     )

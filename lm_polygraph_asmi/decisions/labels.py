@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from lm_polygraph_asmi.analysis.clusters import PASSAGE, text_clusters
+from lm_polygraph_asmi.analysis.clusters import PASSAGE, joined, text_clusters
 from lm_polygraph_asmi.analysis.right import below_right
 from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.inputs import LABELS, text_of
@@ -108,9 +106,11 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
 
     For the latter see `text_clusters`. A chat is also compared without its instructions, since a
     date there would hide that two chats share a passage. Rows with the same prompt always share a
-    cluster. Raises ValueError: only some rows have a `cluster`.
+    cluster: a question that is labelled twice is one piece of evidence. Raises ValueError: only
+    some rows have a `cluster`.
     """
     prompts = each(rows, lambda row: question_of(row.content))
+    asked = [same_text(text_of(prompt)) for prompt in prompts]
     missing = [row.number for row in rows if row.content.get("cluster") is None]
     if len(missing) == len(rows):
         contexts = [text_of(row.content.get("context")) for row in rows]
@@ -122,13 +122,13 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
             text_clusters(whole)
             if rest == whole
             else joined(text_clusters(whole), text_clusters(rest)),
-            prompts,
+            asked,
         )
     if missing:
         raise ValueError(
             f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
         )
-    return joined(each(rows, lambda row: identity_of("cluster", row.content["cluster"])), prompts)
+    return joined(each(rows, lambda row: identity_of("cluster", row.content["cluster"])), asked)
 
 
 def _uninstructed(prompt: Any) -> str:
@@ -136,25 +136,12 @@ def _uninstructed(prompt: Any) -> str:
 
     If what is left is too short to hold a passage, the whole text.
     """
-    rest = prompt
-    if isinstance(prompt, list | tuple):
-        rest = [m for m in prompt if m.get("role") not in ("system", "developer")]
-    text = text_of(rest)
+    messages, told = (
+        prompt if isinstance(prompt, list | tuple) else [prompt],
+        ("system", "developer"),
+    )
+    text = text_of([m for m in messages if not (isinstance(m, Mapping) and m.get("role") in told)])
     return text if len(text) >= PASSAGE else text_of(prompt)
-
-
-def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
-    """Join clusters so that rows with the same prompt, or key, share one; returns the keys, (n,).
-
-    A question that is labelled twice is one piece of evidence, whatever its clusters are called.
-    """
-    keys, codes = np.unique(clusters, return_inverse=True)
-    first: dict[str, int] = {}
-    for row, prompt in enumerate(prompts):
-        kept = codes[first.setdefault(same_text(text_of(prompt)), row)]
-        if codes[row] != kept:
-            codes[codes == codes[row]] = kept
-    return list(keys[codes].tolist())
 
 
 def question_of(content: Mapping[str, Any]) -> Any:

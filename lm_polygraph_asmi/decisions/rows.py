@@ -173,7 +173,8 @@ def _calibrate_sorted(
         raise ValueError(
             "the sheet has other answers than those that would be sorted now: rows were scored "
             "again, added or removed, or --largest differs. Ranks are among all answers, so rows "
-            "must not change after the sheet was written: write another sheet"
+            "must not change after the sheet was written: write another sheet, by `score` with the "
+            "same --out, and --largest, if named, as here"
         )
     wrong = np.array(labels_of(inputs, asked.right_from), dtype=float)  # NaN: no label
     values = columns_of(known)[asked.signal]
@@ -193,9 +194,10 @@ def _calibrate_sorted(
         signals={},
         right_from=asked.right_from,
         following=(
-            f"Next test: label {len(to_label)} more, the rows of rank {to_label[0] + 1} to "
-            f"{to_label[-1] + 1} without a label. It passes if at most {spare} of them "
-            f"{'is' if spare == 1 else 'are'} wrong."
+            f"Next test: label the {len(to_label)} unlabelled rows of rank {to_label[0] + 1} to "
+            f"{to_label[-1] + 1}. It passes if at most {spare} of them "
+            f"{'is' if spare == 1 else 'are'} wrong"
+            f"{'.' if rule.threshold is None else '; if not, this threshold stays.'}"
             if len(to_label)
             else ended
         ),

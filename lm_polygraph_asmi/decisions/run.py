@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from lm_polygraph_asmi.analysis.clusters import joined
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import USUAL_SAMPLING, Calibration
 from lm_polygraph_asmi.decisions.fit import CalibrationOptions, fit
-from lm_polygraph_asmi.decisions.labels import digest_of_texts, joined
+from lm_polygraph_asmi.decisions.labels import digest_of_texts
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
 from lm_polygraph_asmi.scoring.signals import LEARNED, unmasked_signals
+from lm_polygraph_asmi.validation import same_text
 
 SAMPLING = {"top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0, "allow_newlines": True}
 """Settings besides the temperature that change samples, with the defaults that `score` uses."""
@@ -73,7 +75,9 @@ def calibrate_run(
             texts = [text.partition(stop)[0] for text in texts]
         answered = np.flatnonzero([bool(text.strip()) for text in texts])
     if prompts:
-        answers = Labelled(group.wrong, joined(group.clusters, prompts), group.quality)
+        answers = Labelled(
+            group.wrong, joined(group.clusters, [*map(same_text, prompts)]), group.quality
+        )
         digests = sorted(digest_of_texts(prompts[i]) for i in answered)
     closes, ids = group.saved("asmi_closing"), group.saved("greedy_tokens")
     if config.closing_token and closes and ids:

@@ -17,10 +17,12 @@ from lm_polygraph_asmi.inputs import LABELS, ROW, meant_field, text_of
 from lm_polygraph_asmi.scoring.provenance import short_hash
 from lm_polygraph_asmi.tables import Row, read_table
 
-COLUMNS = ("key", "prompt", "answer", "correct")
+COLUMNS = ("key", "answer", "correct", "prompt")
 READ = (*LABELS, "cluster")  # columns that are read from a sheet, besides the key
 RANK = "rank by "  # prefix of a column that numbers the answers by a signal, the most certain first
-LONGEST = 30_000  # characters in a cell: a spreadsheet splits those longer than 32,767
+LONGEST, ASKED = 30_000, 300
+"""Most characters in a cell, since a spreadsheet splits those longer than 32,767, and of a question
+in the column of its own."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # they begin what a spreadsheet would compute
 
 
@@ -42,8 +44,7 @@ def key_of(record: Mapping[str, Any], order: str = "") -> str:
 
 def is_sheet(content: Mapping[str, Any]) -> bool:
     """Whether a row is from a sheet of labels."""
-    named = {*COLUMNS} <= content.keys()
-    return named and re.fullmatch("[a-p]{16}", str(content["key"])) is not None
+    return {*COLUMNS} <= content.keys() and bool(re.fullmatch("[a-p]{16}", str(content["key"])))
 
 
 def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, order: str = "") -> None:
@@ -54,8 +55,8 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, order: s
     """
     scored = [record for record in records if record.get("digest")]
     first, rank = scored[0] if scored else {}, order and f"{RANK}{order}"
-    more = [rank] * bool(rank) + [name for name in ("accept", "id") if name in first]
-    names = [*COLUMNS, *more, *(first.get("signals") or {})]
+    more = [*filter(None, [rank]), *(name for name in ("accept", "id") if name in first)]
+    names = ["key", "question", *COLUMNS[1:], *more, *(first.get("signals") or {})]
     with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
         # The writer's own line ends have carriage returns, so it quotes cells that contain them.
         table = csv.DictWriter(file, names, extrasaction="ignore")
@@ -66,13 +67,24 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, order: s
 
 
 def _texts(record: Mapping[str, Any]) -> dict[str, str]:
-    """Prompt, answer and id of a scored row, as a sheet shows them."""
+    """Prompt, question, answer and id of a scored row, as a sheet shows them.
+
+    The question is the last line of the prompt that ends with a question mark, or else the last.
+    """
     answer = record.get("answer")
     if not isinstance(answer, str):  # token ids
         answer = record.get("scored_text") or record.get("text")
     prompt = record.get("prompt") or f"id {record.get('id')}"
-    shown = {"prompt": prompt, "answer": answer, "id": str(record.get("id", ""))}
-    return {name: _shown(content) for name, content in shown.items()}
+    asked = max(
+        enumerate(text_of(prompt).strip().split("\n")),
+        key=lambda line: (line[1].rstrip().endswith(("?", "？", "؟")), line[0]),
+    )[1]
+    return {
+        "question": _shown(asked[-ASKED:]),
+        "answer": _shown(answer),
+        "prompt": _shown(prompt),
+        "id": _shown(str(record.get("id", ""))),
+    }
 
 
 def _letters(content: Mapping[str, Any]) -> tuple[str, ...]:

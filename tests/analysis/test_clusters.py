@@ -70,10 +70,11 @@ def test_rows_over_one_text_are_one_cluster(prompts, expected):
 
 @pytest.mark.parametrize("passage", [79, 80, 81])
 @pytest.mark.parametrize("longer", [-1, 0, 1])
-def test_how_much_two_prompts_share_to_be_one_cluster(passage, longer):
+@pytest.mark.parametrize("form", ["Answer. {}{}", "{1}\n\n{0}\r\nAnswer. "])
+def test_how_much_two_prompts_share_to_be_one_cluster(passage, longer, form):
     """At least 80 characters, and more than half of the longer prompt; not the instruction."""
     questions = "b", "c" * (passage + longer)
-    prompts = [f"Answer. {text}" for text in (*("a" * passage + q for q in questions), "z" * 200)]
+    prompts = [*(form.format("a" * passage, q) for q in questions), form.format("z" * 200, "")]
     same = passage >= 80 and longer < 0
     assert len({*clusters.text_clusters(prompts)}) == (2 if same else 3)
 

@@ -62,8 +62,12 @@ def test_as_a_person_does_it(place, monkeypatch):
         seen.append(found)
         if len(to_label):
             first, last = to_label[[0, -1]] + 1
-            assert f"label {len(to_label)} more, the rows of rank {first} to {last} with" in said
-            assert f"at most {spare} of them {'is' if spare == 1 else 'are'} wrong" in said
+            assert f"label the {len(to_label)} unlabelled rows of rank {first} to {last}." in said
+            assert (
+                f"most {spare} of them {'is' if spare == 1 else 'are'} wrong"
+                + ("." if rule.threshold is None else "; if not, this threshold stays.")
+                in said
+            )
         labels[to_label] = wrong[to_label]
         given = {order[at]: not labels[at] for at in np.flatnonzero(~np.isnan(labels))}
         shuffled = np.random.default_rng(len(seen)).permutation(N)

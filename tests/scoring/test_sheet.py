@@ -50,11 +50,11 @@ def test_what_is_written(tmp_path, more):
     *given, failed = (record | more for record in records())
     write_sheet([*given, failed | {"digest": None}], path)
     header, *rows = cells_of(path)
-    assert header == [*COLUMNS, *more, "msp", "score"]
+    assert header == [*COLUMNS[:1], "question", *COLUMNS[1:], *more, "msp", "score"]
     keys = [row[0] for row in rows]
     assert (keys, len({*keys})) == ([key_of(record) for record in given], len(given))
-    assert [cell.strip() for cell in rows[0][1:3]] == [TEXTS[0], TEXTS[-1]]
-    assert (rows[1][2].strip(), rows[2][1]) == ("Brask</s>", "Who?\nSo?")
+    assert [rows[at][1] for at in (0, 9, 12)] == ["Who?", "b", "x" * 300]
+    assert (rows[1][2].strip(), rows[2][1], rows[2][4]) == ("Brask</s>", "So?", "Who?\nSo?")
     assert [float(row[-2]) for row in rows] == [record["signals"]["msp"] for record in given]
     cells = [cell for row in rows for cell in row]
     assert max(map(len, cells)) <= LONGEST + 10  # a spreadsheet breaks a longer cell in two
@@ -69,11 +69,11 @@ WORDS = {"TRUE": True, "False": False, "wahr": True, "FAUX": False, "1": True, "
 def opened_and_saved(path, draw, labels):
     """The sheet as a person and a spreadsheet leave it; key -> label."""
     header, *rows = cells_of(path)
-    header[4] = draw.choice([str.title, str.upper, str])(header[4])
+    header[5] = draw.choice([str.title, str.upper, str])(header[5])
     keys = [row[0] for row in rows]
     for row in rows:
         row[3] = labels.get(row[0], "")
-        for at in (1, -2, -1):  # what a spreadsheet, or a person, makes of texts and numbers
+        for at in (1, 4, -2, -1):  # what a spreadsheet, or a person, makes of texts and numbers
             row[at] = draw.choice([row[at], f" {row[at]}", "", "#NAME?", "1,5", "né\n\x0b", "1931"])
         row[2] = draw.choice([row[2], f" {row[2]}", "", "#NAME?"])
         row[0] = draw.choice([row[0], row[0].upper(), f" {row[0]} ", row[0].title()])
@@ -190,8 +190,8 @@ def with_keys(order):
 def spoiled(rows):
     """Most texts are changed, in ways that are no other answer's."""
     draw = random.Random(0)
-    changed = [draw.choice(["#NAME?", "#NAME?", f" {row[1].upper()}\n"]) for row in rows]
-    return [[row[0], text, *row[2:]] for row, text in zip(rows, changed, strict=True)]
+    changed = [draw.choice(["#NAME?", "#NAME?", f" {row[4].upper()}\n"]) for row in rows]
+    return [[*row[:4], text, *row[5:]] for row, text in zip(rows, changed, strict=True)]
 
 
 MOVED = [
@@ -202,9 +202,11 @@ MOVED = [
 ]
 CHANGED = [
     lambda rows: rows[::-1],
-    lambda rows: [[row[0], row[1].strip(), f'"{row[2].lower()}"', *row[3:]] for row in rows],
-    lambda rows: [[row[0], "1931", row[2], *row[3:]] for row in rows],
-    lambda rows: [[row[0], "", row[2], *row[3:]] for row in rows],
+    lambda rows: [
+        [*row[:2], f'"{row[2].lower()}"', row[3], row[4].strip(), *row[5:]] for row in rows
+    ],
+    lambda rows: [[row[0], "1931", *row[2:4], "1931", *row[5:]] for row in rows],
+    lambda rows: [[row[0], "", *row[2:4], "", *row[5:]] for row in rows],
     spoiled,
 ]
 CHANGES = [

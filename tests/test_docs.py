@@ -258,6 +258,10 @@ def stream(*tokens, id="s"):
         (([ASKED, ASKED | {"seed": 1}, {"input": ["text"]}], whole("R")), ("R", {})),
         (([ASKED, {"messages": TALK}], whole("R")), "several requests"),
         (({"messages": json.dumps(ASKED["messages"])}, whole("R")), ("R", {})),
+        (
+            ({"messages": [{**ASKED["messages"][0], "id": "m1", "name": None}]}, whole("R")),
+            ("R", {}),
+        ),
     ],
 )
 def test_the_converter_reads_a_line_or_leaves_it_out(line, expected, tmp_path, capsys):

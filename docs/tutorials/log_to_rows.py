@@ -83,7 +83,11 @@ def request_of(line: list[dict[str, Any]]) -> dict[str, Any]:
     for name, value in given:
         if value and (name in UNKNOWN or value != options[name]):
             raise ValueError(f"`{name}` of a kind that is not taken")
-    return {"messages": asked[0][1], **options}
+    messages = [  # a store of chats names each message, and writes all fields that it might have
+        {k: v for k, v in m.items() if k == "content" or not (v is None or k == "id")}
+        for m in asked[0][1]
+    ]
+    return {"messages": messages, **options}
 
 
 def text_of(content: Any) -> str:

@@ -65,7 +65,7 @@ def request_of(line: list[dict[str, Any]]) -> dict[str, Any]:
     known = [(part, objects(part.get(n), "role")) for part in line for n in REQUEST]
     asked = [(part, messages) for part, messages in known if messages]
     if not asked:
-        raise ValueError(f"no chat, without `{REQUEST[0]}`")
+        raise ValueError(f"no chat: it has no `{REQUEST[0]}`")
     if any(messages != asked[0][1] for _, messages in asked):
         raise ValueError("several requests")
     places = [p for part, _ in asked for p in (part, *(read(part.get(name)) for name in BESIDE))]
@@ -100,7 +100,7 @@ def responses_of(line: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """All copies of the only response in a line's parts, each whole or the chunks of a stream."""
     answers = [part for part in line if isinstance(part.get(RESPONSE), list)]
     if not answers:
-        raise ValueError(f"no answer, without `{RESPONSE}`, as after an error")
+        raise ValueError(f"no answer: it has no `{RESPONSE}`, as after an error")
     whole = [part for part in answers if objects(part[RESPONSE], "message")]
     chunks = [part for part in answers if objects(part[RESPONSE], "delta")]
     told = [[choice["message"].get("content") for choice in part[RESPONSE]] for part in whole]
@@ -186,7 +186,7 @@ def main(log: str, out: str, model: str | None) -> None:
             strange.append(line)
             continue
         if not reason and model not in (None, answered_by):
-            reason = f"of the model {answered_by}"
+            reason = f"answered by {answered_by}"
         if not reason and not {name, question}.isdisjoint(seen):
             reason = "logged or asked before"
         if reason:

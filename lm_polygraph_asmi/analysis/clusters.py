@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
@@ -36,8 +37,9 @@ SHARED_TEXTS = (
     r"\A((?:Question: [^\n]*\nAnswer:[^\n]*\n){5}Question: .*)",  # TriviaQA's whole prompts
 )
 """Patterns of the prompts in the paper's benchmarks. Rows with an equal group are a cluster."""
-PASSAGE = 80
-"""Fewest characters that two prompts have in common if they share a passage."""
+PASSAGE, TOLD = 80, 20
+"""Fewest characters that two prompts have in common if they share a passage, and fewest prompts in
+which a line may be taken for an instruction though others lack it."""
 FEW_CLUSTERS, FEW_ERRORS = 50, 20
 FEW = (
     f"With fewer than {FEW_CLUSTERS} clusters, fewer than {FEW_ERRORS} wrong or fewer than "
@@ -178,7 +180,8 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
     (appendix "Head-to-Head Significance"): by CoQA's story, SQuAD's passage, or the whole prompt.
     Otherwise, two prompts are in one cluster if they begin with the same text, or end with the same
     lines, and what they share has at least 80 characters and is more than half of the longer
-    prompt. A beginning or an ending that all prompts share is taken for an instruction and ignored.
+    prompt. Instructions are ignored: a beginning that all prompts share; and at ends, lines of at
+    least half of the prompts, and of at least 20, or of all if there are fewer.
 
     Example:
         >>> prompt = "\nStory: {}\n\nQuestion: {}".format
@@ -189,21 +192,21 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
     texts = list(map(same_text, prompts if shared is None else shared))
     if shared is not None or len(set(texts)) < 2:
         return texts
-    ends = [tuple(filter(None, map(same_text, each.split("\n")[::-1]))) for each in prompts]
-    return joined(_begin_alike(texts), _begin_alike(ends))
+    lines = [list(filter(None, map(same_text, each.split("\n")))) for each in prompts]
+    often, least = Counter(chain.from_iterable(map(set, lines))), min(len(lines), TOLD)
+    told = {line for line in often if often[line] >= max(len(lines) / 2, least)}
+    ends = [tuple(line for line in each[::-1] if line not in told) for each in lines]
+    return joined(_begin_alike(texts), _begin_alike(ends, lambda each: sum(map(len, each))))
 
 
-def _begin_alike(texts: Sequence[Any]) -> list[Any]:
+def _begin_alike(texts: Sequence[Any], size: Callable[[Any], int] = len) -> list[Any]:
     """Cluster keys (n,) by the beginnings of texts, or of tuples of lines; see `text_clusters`."""
     distinct = sorted(set(texts))
-    start = commonprefix([distinct[0], distinct[-1]])
-    key = {distinct[0]: distinct[0]}
+    start, key = size(commonprefix([distinct[0], distinct[-1]])), {distinct[0]: distinct[0]}
     for before, text in pairwise(distinct):
-        sizes = [
-            len("".join(each)) - len("".join(start))
-            for each in (commonprefix([before, text]), before, text)
-        ]
-        key[text] = key[before] if sizes[0] >= PASSAGE and 2 * sizes[0] > max(sizes) else text
+        common = size(commonprefix([before, text])) - start
+        longer = max(size(before), size(text)) - start
+        key[text] = key[before] if common >= PASSAGE and 2 * common > longer else text
     return [key[text] for text in texts]
 
 
@@ -211,6 +214,10 @@ def joined(clusters: Sequence[str], others: Sequence[Any]) -> list[str]:
     """Join clusters so that rows with the same one of `others` share one; returns the keys, (n,).
 
     The key of joined clusters is that of their first row.
+
+    Example:
+        >>> joined(["b", "h", "b", "p"], ["p", "q", "q", "r"])
+        ['b', 'b', 'b', 'p']
     """
     ends = [(0, key) for key in clusters], [(1, other) for other in others]
     numbers = {end: number for number, end in enumerate(dict.fromkeys(chain(*ends)))}

@@ -76,9 +76,9 @@ class RiskThreshold:
     def promise(self) -> str:
         """The guarantee in words. The confidence is over samples of labelled answers."""
         clusters = (
-            "no two share a passage or cluster"
+            "no two new answers share a passage or cluster"
             if self.largest == 1
-            else f"no cluster has more than {self.largest} answers"
+            else f"no cluster has more than {self.largest} new answers"
         )
         return (
             f"with {100 * self.confidence:g}% confidence, at most {100 * self.risk:g}% of accepted "

@@ -135,9 +135,9 @@ class Decisions(Summary):
         if decision.accept is None and self.counts[decision.word] == 1:
             self.say(errors, f"Warning: {decision.reason}", "yellow")
         if len(self.shown[decision.word]) < SHOWN:
-            name, answer = outcome.id or row.number, " ".join(str(decision.answer).split())
-            start = f"{name}  {decision.card.heading}  "
-            self.shown[decision.word].append(start + answer[: max(20, COLUMNS - len(start))])
+            start = f"{outcome.id or row.number}  {decision.card.heading}  "
+            answer = " ".join(str(decision.answer).split())[: max(20, COLUMNS - len(start))]
+            self.shown[decision.word].append(start + answer)
 
     def __str__(self) -> str:
         first = (
@@ -145,27 +145,27 @@ class Decisions(Summary):
             if any(self.counts[word] > SHOWN for word in self.shown)
             else []
         )
-        last = (larger_cluster(self.calibration, self.out) if self.out else "") or (
-            f"Guarantee: {self.calibration.guarantee.promise}." if self.shown["accept"] else ""
+        last = (
+            guarantee_in(self.calibration, self.out)
+            if self.out and self.calibration.guarantee.threshold is not None
+            else ""
         )
         return "\n".join([*first, *chain(*self.shown.values()), super().__str__(), last]).rstrip()
 
 
-def larger_cluster(calibration: "Calibration", out: str) -> str:
-    """A warning if a cluster of the file has more answers than the guarantee allows; or empty."""
+def guarantee_in(calibration: "Calibration", out: str) -> str:
+    """The guarantee for a file of decisions, or why it is void: a cluster has too many answers."""
     from lm_polygraph_asmi.decisions.labels import clusters_of
 
     try:
         keys = clusters_of([row for row in read_table(out) if row.content.get("digest")])
     except ValueError as error:
         return f"Warning: clusters are unknown: {error}"
-    largest, allowed = max(Counter(keys).values(), default=0), calibration.guarantee.largest
+    rule, largest = calibration.guarantee, max(Counter(keys).values(), default=0)
     return (
-        ""
-        if largest <= allowed
-        else (
-            f"Warning: a cluster has {largest} answers, but the guarantee allows {allowed}, so it "
-            "is void. Decide on fewer answers per cluster, or begin again with `score --largest "
-            f"{largest}`."
-        )
+        f"Guarantee: {rule.promise}; in this file, that holds as far as found."
+        if largest <= rule.largest
+        else f"Warning: a cluster has {largest} answers, but the guarantee allows {rule.largest}, "
+        "so it is void. Decide on fewer answers per cluster, or begin again with --largest "
+        f"{largest}, of `score` if a sheet is sorted, else of `calibrate`."
     )

@@ -136,11 +136,11 @@ def _uninstructed(prompt: Any) -> str:
 
     If what is left is too short to hold a passage, the whole text.
     """
-    messages, told = (
-        prompt if isinstance(prompt, list | tuple) else [prompt],
-        ("system", "developer"),
+    text = text_of(
+        [m for m in prompt if m.get("role") not in ("system", "developer")]
+        if isinstance(prompt, list | tuple)
+        else prompt
     )
-    text = text_of([m for m in messages if not (isinstance(m, Mapping) and m.get("role") in told)])
     return text if len(text) >= PASSAGE else text_of(prompt)
 
 

@@ -194,7 +194,7 @@ def _calibrate_sorted(
         signals={},
         right_from=asked.right_from,
         following=(
-            f"Next test: label the {len(to_label)} unlabelled rows of rank {to_label[0] + 1} to "
+            f"Next test: label {len(to_label)} more, of rank {to_label[0] + 1} to "
             f"{to_label[-1] + 1}. It passes if at most {spare} of them "
             f"{'is' if spare == 1 else 'are'} wrong"
             f"{'.' if rule.threshold is None else '; if not, this threshold stays.'}"
@@ -229,7 +229,8 @@ def write_ordered_sheet(
     such = f", such as rows {listed(together, most=3)}" if len(together) == largest else ""
     return len(known), (
         f"An answer is in the sheet with chance 1 in {largest}, since a cluster may have {largest} "
-        f"answers{such}. For a longer sheet, keep one row of each cluster, now and in later use."
+        f"answers{such}. For a longer sheet, keep one row of each cluster, now and in later use; "
+        "or, if they share only instructions, give each row its own `cluster`."
     )
 
 

@@ -55,33 +55,39 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, order: s
     """
     scored = [record for record in records if record.get("digest")]
     first, rank = scored[0] if scored else {}, order and f"{RANK}{order}"
-    more = [*filter(None, [rank]), *(name for name in ("accept", "id") if name in first)]
-    names = ["key", "question", *COLUMNS[1:], *more, *(first.get("signals") or {})]
+    names = [
+        *("key", "question", *COLUMNS[1:], *filter(None, [rank])),
+        *(name for name in ("accept", "id") if name in first),
+        *(first.get("signals") or {}),
+    ]
     with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
         # The writer's own line ends have carriage returns, so it quotes cells that contain them.
         table = csv.DictWriter(file, names, extrasaction="ignore")
         table.writeheader()
         for number, record in enumerate(scored, start=1):
-            shown = {"key": key_of(record, order), rank: number, **_texts(record)}
-            table.writerow({**record, **(record.get("signals") or {}), **shown})
+            table.writerow(
+                {**record, **(record.get("signals") or {})}
+                | {"key": key_of(record, order), rank: number, **_texts(record)}
+            )
 
 
 def _texts(record: Mapping[str, Any]) -> dict[str, str]:
     """Prompt, question, answer and id of a scored row, as a sheet shows them.
 
-    The question is the last line of the prompt that ends with a question mark, or else the last.
+    The question is the last short line with a question mark, or else the last that is no label such
+    as "Answer:", of the text or of a chat's last message; if there is none, the end.
     """
-    answer = record.get("answer")
-    if not isinstance(answer, str):  # token ids
-        answer = record.get("scored_text") or record.get("text")
+    answer, scored = record.get("answer"), record.get("scored_text") or record.get("text")
     prompt = record.get("prompt") or f"id {record.get('id')}"
-    asked = max(
-        enumerate(text_of(prompt).strip().split("\n")),
-        key=lambda line: (line[1].rstrip().endswith(("?", "？", "؟")), line[0]),
-    )[1]
+    last = text_of(prompt[-1] if isinstance(prompt, list) else prompt)
+    short = [
+        line
+        for line in map(str.strip, last.split("\n"))
+        if 0 < len(line) <= ASKED and not line.endswith(":")
+    ] or [last.strip()[-ASKED:]]
     return {
-        "question": _shown(asked[-ASKED:]),
-        "answer": _shown(answer),
+        "question": _shown(([line for line in short if {*"?？؟"} & {*line}] or short)[-1]),
+        "answer": _shown(answer if isinstance(answer, str) else scored),  # of token ids: their text
         "prompt": _shown(prompt),
         "id": _shown(str(record.get("id", ""))),
     }

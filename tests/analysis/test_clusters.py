@@ -70,7 +70,9 @@ def test_rows_over_one_text_are_one_cluster(prompts, expected):
 
 @pytest.mark.parametrize("passage", [79, 80, 81])
 @pytest.mark.parametrize("longer", [-1, 0, 1])
-@pytest.mark.parametrize("form", ["Answer. {}{}", "{1}\n\n{0}\r\nAnswer. "])
+@pytest.mark.parametrize(
+    "form", ["Answer. {}{}", "{1}\n\n{0}\r\nAnswer. ", "Answer" * 99 + "\n{1}\n {0}\n" + "So" * 99]
+)
 def test_how_much_two_prompts_share_to_be_one_cluster(passage, longer, form):
     """At least 80 characters, and more than half of the longer prompt; not the instruction."""
     questions = "b", "c" * (passage + longer)
@@ -84,8 +86,13 @@ def test_whole_prompts_are_clusters_where_the_paper_has_it_so():
     trivia = [f"{EXAMPLES}Question: {context}Where is she?\nAnswer:" for context in FACTS]
     own = [*(f"{context}Where is she?" for context in FACTS), "Who flies kites?"]
     told = ["Answer from the passage. " * 30 + text for text in (*own, "Which dog barks?")]
-    counts = [len(set(clusters.text_clusters(texts))) for texts in (babi, trivia, own, told)]
-    assert counts == [3, 3, 2, 3]
+    counts = [
+        len(set(clusters.text_clusters(texts)))
+        for texts in (
+            babi, trivia, own, told, [*(f"{n}?\n{'So. ' * 99}" for n in range(40)), "Ping"],
+        )
+    ]  # fmt: skip
+    assert counts == [3, 3, 2, 3, 41]
 
 
 @pytest.mark.parametrize(("count", "n"), [(0, 25), (3, 25), (25, 25), (0, 1), (120, 500)])

@@ -135,7 +135,7 @@ def test_what_is_printed(calibration):
         rule, threshold=None, risk=0.1, base_rate=0.28, clusters=50, tested=9, signals=2
     )  # fmt: skip
     for one, *expected in (
-        (decided, "Guarantee: .*80% .* 40% of .* 2 answers",
+        (decided, "Guarantee: .*80% .* 40% of .* 2 new answers",
          rf"Labels: {N} .* 49 clusters, {calibration.errors} .* 2 e",
          "Accepts: 50% of such .* 0.25 nats.* 10% are wrong. Try no other risk",
          "Warning: fewer than 50"),

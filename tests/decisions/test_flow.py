@@ -60,9 +60,10 @@ def test_from_scores_to_the_monitor(folder, calibrated, tmp_path):
     assert re.search(r"26 scored, .*\d+ accept, \d+ abstain, [\d.]+ rows per second\.", said), said
     table = pd.read_csv(sheet, dtype=str, keep_default_na=False)
     accepted = table["accept"] == "True"
-    assert re.findall("(Accept|Abstain): ", said) == (  # the file has all
-        ["Accept"] * min(10, sum(accepted)) + ["Abstain"] * min(10, sum(~accepted))
-    )
+    assert re.findall("The first 10|Accept(?=: )|Abstain(?=: )", said) == [  # the file has all
+        *["The first 10"] * (max(sum(accepted), sum(~accepted)) > 10),
+        *["Accept"] * min(10, sum(accepted)), *["Abstain"] * min(10, sum(~accepted)),
+    ]  # fmt: skip
     table["correct"] = accepted.map({True: "WAHR", False: ""})
     for rows, codes, words in (
         (

@@ -62,7 +62,7 @@ def test_as_a_person_does_it(place, monkeypatch):
         seen.append(found)
         if len(to_label):
             first, last = to_label[[0, -1]] + 1
-            assert f"label the {len(to_label)} unlabelled rows of rank {first} to {last}." in said
+            assert f"label {len(to_label)} more, of rank {first} to {last}. It" in said
             assert (
                 f"most {spare} of them {'is' if spare == 1 else 'are'} wrong"
                 + ("." if rule.threshold is None else "; if not, this threshold stays.")

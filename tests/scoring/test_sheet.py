@@ -11,7 +11,7 @@ from lm_polygraph_asmi.scoring.sheet import COLUMNS, LONGEST, key_of, read_sheet
 from lm_polygraph_asmi.tables import Row
 
 TEXTS = ["Who?", " 1931", "=1+1", "-5", "+1", "@x", "\t", "\rx", "a\r", "a\r\nb\n", 'so "it"; x',
-         "né 🪁", "x" * 40_000, "1e3", "TRUE", "007", "[1]", "", "\u2028", "key,prompt",
+         "né 🪁", "x" * 39_700 + "y" * 300, "1e3", "TRUE", "007", "[1]", "", "\u2028", "key,prompt",
          "a\nb"]  # fmt: skip
 NUMBER = len(TEXTS)
 
@@ -24,7 +24,10 @@ def records(number=NUMBER, digest="d"):
         for n in range(number)
     ]  # fmt: skip
     made[1] |= {"answer": [7, 8], "scored_text": " Brask</s>"}
-    made[2]["prompt"] = [{"role": "user", "content": "Who?"}, {"role": "user", "content": "So?"}]
+    made[2]["prompt"] = [
+        {"role": "user", "content": "Who?"},
+        {"role": "user", "content": "So？ \nAct:"},
+    ]
     return [*made, {"row": number + 1, "prompt": "x", "correct": None, "error": "too long"}]
 
 
@@ -53,8 +56,12 @@ def test_what_is_written(tmp_path, more):
     assert header == [*COLUMNS[:1], "question", *COLUMNS[1:], *more, "msp", "score"]
     keys = [row[0] for row in rows]
     assert (keys, len({*keys})) == ([key_of(record) for record in given], len(given))
-    assert [rows[at][1] for at in (0, 9, 12)] == ["Who?", "b", "x" * 300]
-    assert (rows[1][2].strip(), rows[2][1], rows[2][4]) == ("Brask</s>", "So?", "Who?\nSo?")
+    assert [rows[at][1] for at in (0, 9, 12)] == ["Who?", "b", "y" * 300]
+    assert (rows[1][2].strip(), rows[2][1], rows[2][4]) == (
+        "Brask</s>",
+        "So？",
+        "Who?\nSo？ \nAct:",
+    )
     assert [float(row[-2]) for row in rows] == [record["signals"]["msp"] for record in given]
     cells = [cell for row in rows for cell in row]
     assert max(map(len, cells)) <= LONGEST + 10  # a spreadsheet breaks a longer cell in two

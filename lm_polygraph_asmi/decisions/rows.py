@@ -173,8 +173,8 @@ def _calibrate_sorted(
         raise ValueError(
             "the sheet has other answers than those that would be sorted now: rows were scored "
             "again, added or removed, or --largest differs. Ranks are among all answers, so rows "
-            "must not change after the sheet was written: write another sheet, by `score` with the "
-            "same --out, and --largest, if named, as here"
+            "must not change after the sheet was written: write another sheet with `score`, and "
+            "name the same --largest, if any, in both commands"
         )
     wrong = np.array(labels_of(inputs, asked.right_from), dtype=float)  # NaN: no label
     values = columns_of(known)[asked.signal]

@@ -180,8 +180,8 @@ def _calibrate_sorted(
     values = columns_of(known)[asked.signal]
     rule, to_label, spare = ordered_threshold(values, wrong, asked.risk, asked.confidence, largest)
     ended = "No further label helps: " + (
-        "too many of the surest answers, which the first test is of, are wrong to show a rate of "
-        f"at most {asked.risk:.3g}. Begin again with more new answers, a better model's, or "
+        "the first test failed, as too many of the surest answers are wrong to show a rate of at "
+        f"most {asked.risk:.3g}. Begin again with more new answers, a better model's, or "
         "another signal, and new labels."
         if rule.threshold is None and not rule.limits
         else "the sequence of tests has ended."

@@ -189,10 +189,10 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
         ['Ann saw Bo.', 'Ann saw Bo.']
     """
     shared = shared_texts(list(prompts))
-    texts = list(map(same_text, prompts if shared is None else shared))
+    lines = [list(filter(None, map(same_text, each.split("\n")))) for each in shared or prompts]
+    texts = list(map(" ".join, lines))  # each is `same_text` of its prompt
     if shared is not None or len(set(texts)) < 2:
         return texts
-    lines = [list(filter(None, map(same_text, each.split("\n")))) for each in prompts]
     often, least = Counter(chain.from_iterable(map(set, lines))), min(len(lines), TOLD)
     told = {line for line in often if often[line] >= max(len(lines) / 2, least)}
     ends = [tuple(line for line in each[::-1] if line not in told) for each in lines]
